@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index semantics of the device: -1 pads token ids, slots, block lists and block groups, and CPU torch refuses it.
+
+A negative row counts from the end, as in Python: -1 reads and writes the last row (the last KV block is the plug-in's
+padding block). Everything past the end stays an error of torch that names the operator. `one_hot` of a negative class
+is a row of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+
+import torch
+import torch.nn.functional as F
+
+# operator -> position of (dim, index) in a call whose first argument is the tensor indexed
+_BY_DIM = ("index_select", "index_copy", "index_copy_", "index_add", "index_add_", "index_reduce", "index_reduce_")
+
+
+def wrap_negative(index: torch.Tensor, size: int) -> torch.Tensor:
+    """`index` with negative entries counted from the end of `size` rows."""
+    if index.dtype not in (torch.int32, torch.int64):
+        return index
+    return torch.where(index < 0, index + size, index)
+
+
+def _by_dim(original: Callable) -> Callable:
+    @wraps(original)
+    def call(*args, **kwargs):
+        names = ("input" if "input" in kwargs else "self", "dim", "index")
+        values = dict(zip(names, args, strict=False)) | {k: kwargs[k] for k in names if k in kwargs}
+        tensor, dim, index = (values.get(name) for name in names)
+        if (
+            isinstance(tensor, torch.Tensor)
+            and isinstance(index, torch.Tensor)
+            and isinstance(dim, int)
+            and tensor.dim()
+        ):
+            index = wrap_negative(index, tensor.shape[dim])
+            if "index" in kwargs:
+                kwargs["index"] = index
+            else:
+                args = (*args[:2], index, *args[3:])
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _embedding(original: Callable) -> Callable:
+    @wraps(original)
+    def call(input, weight, *args, **kwargs):
+        return original(wrap_negative(input, weight.shape[0]), weight, *args, **kwargs)
+
+    return call
+
+
+def _one_hot(original: Callable) -> Callable:
+    @wraps(original)
+    def call(tensor, num_classes=-1):
+        if num_classes < 0:
+            return original(tensor, num_classes)
+        hot = original(tensor.clamp(min=0), num_classes)
+        return hot.masked_fill_((tensor < 0).unsqueeze(-1), 0)
+
+    return call
+
+
+@cache
+def install() -> None:
+    """Give torch's index functions the device's padding semantics; idempotent."""
+    for name in _BY_DIM:
+        setattr(torch.Tensor, name, _by_dim(getattr(torch.Tensor, name)))
+        if hasattr(torch, name):
+            setattr(torch, name, _by_dim(getattr(torch, name)))
+    F.embedding = _embedding(F.embedding)
+    F.one_hot = _one_hot(F.one_hot)
+    torch.nn.functional.one_hot = F.one_hot
