@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the distribution, in the order they are registered.
+
+A part is `"module:function"`: a function without arguments, safe to call twice, cheap and without heavy imports, as it
+runs in the API server, the engine core and every worker.
+"""
+
+PARTS: tuple[str, ...] = ()

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m scripts VERB`: each verb is one module with `arguments(parser)` and `run(project, args)`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from scripts import console
+from scripts.errors import Exit, ToolError
+from scripts.git import GitError
+
+VERBS = {
+    "fetch": "get the pinned upstream sources into the user cache",
+    "trees": "build/trees/<upstream>: base, one commit per patch, one for the overlay",
+    "export": "write patches, series and overlay back from the commits in build/trees",
+    "lock": "rewrite upstream.lock from patches and overlay; --check only compares",
+    "lint": "check series, headers, patches and overlay against the rules",
+    "show": "render one patch with as much context as wanted",
+}
+_CODES = """exit codes:
+  0  done
+  1  a check found something (lint, verify, lock --check, guard)
+  2  wrong command line
+  3  lock, series, patch, overlay, archive or tree cannot be used as they are
+  4  a source could not be reached
+  5  a rebase needs a decision
+  6  refused: going on would lose work
+"""
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The command line; only the module of the verb `only` is loaded, all of them when it is None."""
+    top = argparse.ArgumentParser(
+        prog="python -m scripts",
+        description=__doc__,
+        epilog=_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--root", type=Path, help="project folder (default: the one this tool lies in)")
+    common.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="take an upstream from a local git repository, folder or archive",
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, purpose in VERBS.items():
+        sub = verbs.add_parser(name, help=purpose, description=purpose, parents=[common])
+        if only in (None, name):
+            importlib.import_module(f"scripts.{name}").arguments(sub)
+    return top
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one verb and return its exit code."""
+    given = sys.argv[1:] if words is None else words
+    verb = next((word for word in given if not word.startswith("-")), None)
+    args = parser(verb if verb in VERBS else None).parse_args(given)
+    from scripts.paths import open_project
+
+    try:
+        project = open_project(args.root, args.source)
+        return int(importlib.import_module(f"scripts.{args.verb}").run(project, args))
+    except ToolError as exc:
+        console.error(str(exc))
+        return int(exc.code)
+    except GitError as exc:
+        console.error(f"{exc}\n  where: git\n  next:  see the message of git above")
+        return int(Exit.BAD_INPUT)
+    except KeyboardInterrupt:
+        console.error("interrupted; the state before this run stands")
+        return int(Exit.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

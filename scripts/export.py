@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""export: write patches, series and overlay back from the commits in build/trees/<upstream>."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from scripts import exporting, git, lockfile, stack, worktree
+from scripts.console import data, note
+from scripts.errors import Exit, ToolError
+from scripts.fetching import ensure_base
+from scripts.lockfile import Upstream
+from scripts.locking import exclusive
+from scripts.paths import Project
+from scripts.transaction import Transaction
+from scripts.writing import write_commits
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("upstream", nargs="*", help="default: every upstream whose tree is built")
+
+
+def run(project: Project, args: argparse.Namespace) -> int:
+    """Print the files written, one a line, as paths in the project."""
+    lock = lockfile.load(project)
+    names = args.upstream or [name for name in lock.upstreams if project.tree(name).exists()]
+    if not names:
+        raise ToolError(
+            "no tree is built", where=str(project.build / "trees"), action="run `python -m scripts trees` first"
+        )
+    with exclusive(project.build / "trees.lock"):
+        for name in names:
+            for path in export(project, lock.get(name)):
+                data(path)
+    return Exit.OK
+
+
+def export(project: Project, upstream: Upstream) -> list[str]:
+    """Write what the commits of one tree come to; returns the project paths that changed.
+
+    Raises:
+        ToolError: the tree is dirty, mid-operation, unpatched, or two commits would write one file. Nothing is changed.
+    """
+    tree = project.tree(upstream.name)
+    stamp = worktree.read_stamp(tree)
+    if stamp is None:
+        raise ToolError(
+            f"`{upstream.name}` has no tree built by this tool",
+            where=str(tree),
+            action="run `python -m scripts trees` first",
+            code=Exit.REFUSED,
+        )
+    refuse_unfinished(tree)
+    folder = project.patches(upstream.name)
+    files = sorted(folder.glob("*.patch"))
+    old = {path.stem: path.read_bytes() for path in files}
+    patches = exporting.read_patches(tree, stamp.base, old)
+    if old and not patches:
+        raise ToolError(
+            f"the tree of `{upstream.name}` has no patch on top of its base: export would delete {len(old)} patches",
+            where=str(tree),
+            action="rebuild it with `trees --force`; to remove a patch, take its line out of the series",
+            code=Exit.REFUSED,
+        )
+    overlay = exporting.read_overlay(tree, stamp.base)
+    present = stack.read_overlay(project.overlay(upstream.name))
+    if present and not overlay:
+        raise ToolError(
+            f"the tree of `{upstream.name}` has no overlay: export would delete {len(present)} files",
+            where=str(tree),
+            action="rebuild it with `trees --force`; to remove overlay files, remove them from overlay/",
+            code=Exit.REFUSED,
+        )
+    refuse_outside_edits(project, upstream, stamp, tree)
+    changed: list[str] = []
+    with Transaction(project) as change:
+        for patch in patches:
+            if old.pop(patch.name, None) != patch.data:
+                changed.append(_write(project, change, folder / f"{patch.name}.patch", patch.data))
+        for name in old:
+            changed.append(_remove(project, change, folder / f"{name}.patch"))
+        series = series_text((folder / "series").read_text(encoding="utf-8"), [p.name for p in patches])
+        if series != (folder / "series").read_text(encoding="utf-8"):
+            changed.append(_write(project, change, folder / "series", series.encode()))
+        root = project.overlay(upstream.name)
+        before = {f.path: f for f in present}
+        for file in overlay:
+            if before.pop(file.path, None) != file:
+                target = root / os.fsdecode(file.path)
+                changed.append(_write(project, change, target, file.data, file.mode))
+        for path in before:
+            changed.append(_remove(project, change, root / os.fsdecode(path)))
+    loaded = stack.load(project, upstream.name)
+    rebase_stamp(project, upstream, loaded)
+    note(f"{upstream.name}: {len(patches)} patches, {len(overlay)} overlay files, {len(changed)} files changed")
+    return changed
+
+
+def refuse_unfinished(tree: Path) -> None:
+    """Refuse a tree that is mid-operation or has uncommitted changes."""
+    if running := worktree.operation_running(tree):
+        raise ToolError(
+            f"a {running} is under way in the tree",
+            where=str(tree),
+            action=f"finish or abort it (git {running.split()[0]} --continue / --abort), then export",
+            code=Exit.REFUSED,
+        )
+    status = git.run(tree, "status", "--porcelain", "-z").split(b"\0")[0]
+    if status:
+        raise ToolError(
+            f"uncommitted changes in the tree, the first is {status[3:].decode('utf-8', 'replace')!r}",
+            where=str(tree),
+            action="commit or stash them, then export",
+            code=Exit.REFUSED,
+        )
+
+
+def refuse_outside_edits(project: Project, upstream: Upstream, stamp: worktree.Stamp, tree: Path) -> None:
+    """Refuse when both the tree and the files in the project moved on since the tree was built."""
+    now = worktree.inputs_of(stamp.base, stack.load(project, upstream.name))
+    if now == stamp.inputs:
+        return
+    if git.text(tree, "rev-parse", "HEAD") == stamp.head:
+        action = "run `python -m scripts trees`: the tree has no new commits, the files are newer"
+    else:
+        action = "set the edited files aside (git stash), run `export`, then merge them"
+    raise ToolError(
+        f"patches or overlay of `{upstream.name}` were edited after its tree was built; export would overwrite that",
+        where=str(tree),
+        action=action,
+        code=Exit.REFUSED,
+    )
+
+
+def rebase_stamp(project: Project, upstream: Upstream, loaded: stack.Stack) -> None:
+    """Give the tree the commits that the new files come to; its content stays as it is."""
+    tree = project.tree(upstream.name)
+    stamp = worktree.read_stamp(tree)
+    assert stamp is not None
+    commits = worktree.compute(ensure_base(project, upstream), loaded, str(project.root))
+    branch = git.text(tree, "symbolic-ref", "--quiet", "HEAD")
+    head, content = write_commits(tree, stamp.base, commits, "refs/frontier/new")
+    if content != git.text(tree, "rev-parse", "HEAD^{tree}"):
+        raise ToolError(
+            f"the exported files of `{upstream.name}` do not come to the tree they were made from",
+            where=str(tree),
+            action="report this with the tree: it is a defect of the tool; version control has the old files",
+        )
+    git.run(tree, "update-ref", "-m", "export", branch, head)
+    git.run(tree, "update-ref", "-d", "refs/frontier/new")
+    worktree.write_stamp(tree, worktree.Stamp(worktree.inputs_of(stamp.base, loaded), stamp.base, head, content))
+
+
+def series_text(old: str, names: list[str]) -> str:
+    """The series with `names` in order; comments and blank lines stay with the line that follows them."""
+    above: dict[str, list[str]] = {}
+    held: list[str] = []
+    notes: dict[str, str] = {}
+    for line in old.split("\n")[:-1] if old.endswith("\n") else old.split("\n"):
+        word = line.partition("#")[0].strip()
+        if word:
+            name = word.removesuffix(".patch")
+            above[name], held, notes[name] = held, [], line
+        elif line or held or old.strip():
+            held.append(line)
+    out: list[str] = []
+    for name in names:
+        out += [*above.get(name, []), notes.get(name, f"{name}.patch")]
+    out += held
+    return "\n".join(out) + "\n" if out else ""
+
+
+def _write(project: Project, change: Transaction, path: Path, content: bytes, mode: str = "100644") -> str:
+    change.write(path, content, mode)
+    return os.path.relpath(path, project.root)
+
+
+def _remove(project: Project, change: Transaction, path: Path) -> str:
+    change.remove(path)
+    return os.path.relpath(path, project.root)

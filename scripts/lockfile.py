@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`upstream.lock`: which upstreams, and what base plus patches plus overlay must come to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+import tomlkit.exceptions
+from tomlkit.items import Table
+
+from scripts.errors import ToolError
+from scripts.paths import Project
+
+FORMAT = 1
+KINDS = ("git", "sdist")
+_HEX = {40: re.compile(r"^[0-9a-f]{40}$"), 64: re.compile(r"^[0-9a-f]{64}$")}
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """One upstream of the lock.
+
+    `pin` is the 40-digit commit of a git source or the sha256 of an sdist. `base_tree` and `patched_tree` are git tree
+    ids, empty while not yet known. `files` maps project paths of series, patches and overlay to their sha256.
+    """
+
+    name: str
+    kind: str
+    address: str
+    version: str
+    pin: str
+    ref: str = ""
+    base_tree: str = ""
+    patched_tree: str = ""
+    digest: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+
+    def identity(self) -> dict[str, str]:
+        """Everything the lock hash covers."""
+        keys = ("name", "kind", "address", "version", "pin", "ref", "base_tree", "patched_tree", "digest")
+        return {key: getattr(self, key) for key in keys}
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The whole lock. `recorded_hash` is what the file says, :attr:`hash` what its values come to."""
+
+    path: Path
+    upstreams: dict[str, Upstream]
+    recorded_hash: str
+
+    @property
+    def hash(self) -> str:
+        """sha256 over all upstreams in canonical JSON: the *lock hash* that every artefact carries."""
+        values = [self.upstreams[name].identity() for name in sorted(self.upstreams)]
+        return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def get(self, name: str) -> Upstream:
+        """The upstream `name`, or a ToolError listing the known ones."""
+        if name not in self.upstreams:
+            raise ToolError(
+                f"no upstream `{name}`",
+                where=str(self.path),
+                action=f"use one of: {', '.join(self.upstreams)}",
+            )
+        return self.upstreams[name]
+
+    def with_upstream(self, upstream: Upstream) -> Lock:
+        """A copy in which `upstream` takes the place of its namesake."""
+        return replace(self, upstreams={**self.upstreams, upstream.name: upstream})
+
+
+def load(project: Project) -> Lock:
+    """Read the lock. Raises ToolError naming the key when a value is missing or malformed."""
+    path = project.lock
+    try:
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ToolError("no lock", where=str(path), action="restore upstream.lock from version control") from None
+    except (tomlkit.exceptions.ParseError, UnicodeDecodeError) as exc:
+        raise ToolError(
+            f"the lock is no TOML: {exc}", where=str(path), action="restore it from version control"
+        ) from exc
+    plain: dict[str, Any] = document.unwrap()
+    if plain.get("format") != FORMAT:
+        raise _bad(path, "format", f"must be {FORMAT}")
+    tables = plain.get("upstream")
+    if not isinstance(tables, dict) or not tables:
+        raise _bad(path, "upstream", "must hold at least one table")
+    upstreams = {name: _upstream(path, name, table) for name, table in tables.items()}
+    return Lock(path, upstreams, _string(path, plain, "lock-hash", "lock-hash"))
+
+
+def check_hash(lock: Lock) -> None:
+    """Raise ToolError when the file's values do not come to the hash it states."""
+    if lock.recorded_hash != lock.hash:
+        raise ToolError(
+            f"the lock was changed by hand: it states lock hash {lock.recorded_hash[:16]}, its values come to "
+            f"{lock.hash[:16]}",
+            where=str(lock.path),
+            action="restore it from version control, or rewrite it with `python -m scripts lock`",
+        )
+
+
+def _bad(path: Path, key: str, why: str) -> ToolError:
+    return ToolError(f"`{key}` in the lock {why}", where=str(path), action="restore it from version control")
+
+
+def _string(path: Path, table: dict[str, Any], key: str, shown: str, length: int = 0) -> str:
+    value = table.get(key, "")
+    if not isinstance(value, str):
+        raise _bad(path, shown, "must be a string")
+    if length and not _HEX[length].match(value):
+        raise _bad(path, shown, f"must be {length} hex digits, is {value[:80]!r}")
+    return value
+
+
+def _upstream(path: Path, name: str, table: Any) -> Upstream:
+    if not isinstance(table, dict):
+        raise _bad(path, f"upstream.{name}", "must be a table")
+
+    def value(key: str, length: int = 0) -> str:
+        return _string(path, table, key, f"upstream.{name}.{key}", length if table.get(key) else 0)
+
+    kind = value("kind")
+    if kind not in KINDS:
+        raise _bad(path, f"upstream.{name}.kind", f"must be one of {', '.join(KINDS)}")
+    key, length = ("commit", 40) if kind == "git" else ("sha256", 64)
+    pin = _string(path, table, key, f"upstream.{name}.{key}", length)
+    for needed in ("address", "version"):
+        if not value(needed):
+            raise _bad(path, f"upstream.{name}.{needed}", "is missing")
+    files = table.get("files", {})
+    if not isinstance(files, dict) or not all(isinstance(v, str) for v in files.values()):
+        raise _bad(path, f"upstream.{name}.files", "must map paths to sha256")
+    return Upstream(
+        name,
+        kind,
+        value("address"),
+        value("version"),
+        pin,
+        value("ref"),
+        value("base-tree", 40),
+        value("patched-tree", 40),
+        value("digest", 64),
+        dict(files),
+    )
+
+
+def render(lock: Lock) -> str:
+    """The text of the file at `lock.path` with the values of `lock` in it, comments kept."""
+    document = tomlkit.parse(lock.path.read_text(encoding="utf-8"))
+    document["lock-hash"] = lock.hash
+    tables: Any = document["upstream"]
+    for name, upstream in lock.upstreams.items():
+        table: Table = tables[name]
+        values = {
+            "address": upstream.address,
+            "ref": upstream.ref,
+            "version": upstream.version,
+            "commit" if upstream.kind == "git" else "sha256": upstream.pin,
+            "base-tree": upstream.base_tree,
+            "patched-tree": upstream.patched_tree,
+            "digest": upstream.digest,
+        }
+        for key, value in values.items():
+            if value and table.get(key) != value:
+                table[key] = value
+        if dict(table.get("files", {})) != upstream.files or list(table.get("files", {})) != sorted(upstream.files):
+            listing = tomlkit.table()
+            for path in sorted(upstream.files):
+                listing[path] = upstream.files[path]
+            listing.add(tomlkit.nl())
+            table["files"] = listing
+    return tomlkit.dumps(document).rstrip("\n") + "\n"

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Change several project files so that a kill leaves all of them old or, after the next run, all of them new.
+
+Contents are staged under build/journal, then a manifest is put in place by one rename: that is the commit. From there
+on the change is carried out and, when interrupted, carried out again by the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from scripts.paths import Project
+
+_MANIFEST = "manifest.json"
+
+
+class Transaction:
+    """Collects writes and removals; they happen when the `with` block ends without an exception."""
+
+    def __init__(self, project: Project) -> None:
+        self._root = project.root
+        self._folder = project.build / "journal"
+        self._steps: list[dict[str, str | None]] = []
+
+    def __enter__(self) -> Transaction:
+        recover_root(self._root, self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._stage = Path(tempfile.mkdtemp(prefix=".stage-", dir=self._folder.parent))
+        return self
+
+    def write(self, path: Path, content: bytes, mode: str = "100644") -> None:
+        """Give `path` this content; mode 120000 makes a link with `content` as its target."""
+        name = str(len(self._steps))
+        staged = self._stage / name
+        if mode == "120000":
+            os.symlink(content, os.fsencode(staged))
+        else:
+            staged.write_bytes(content)
+            staged.chmod(0o755 if mode == "100755" else 0o644)
+        self._steps.append({"path": self._relative(path), "staged": name})
+
+    def remove(self, path: Path) -> None:
+        """Remove `path`."""
+        self._steps.append({"path": self._relative(path), "staged": None})
+
+    def _relative(self, path: Path) -> str:
+        return os.path.relpath(path, self._root)
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            if kind is None and self._steps:
+                (self._stage / _MANIFEST).write_text(json.dumps(self._steps), encoding="utf-8")
+                _sync(self._stage)
+                os.rename(self._stage, self._folder / "pending")
+                _carry_out(self._root, self._folder / "pending")
+        finally:
+            shutil.rmtree(self._stage, ignore_errors=True)
+
+
+def recover(project: Project) -> None:
+    """Finish what an interrupted run had committed, and forget what it had not."""
+    recover_root(project.root, project.build / "journal")
+
+
+def recover_root(root: Path, folder: Path) -> None:
+    """As :func:`recover`, for the journal in `folder`."""
+    if (folder / "pending" / _MANIFEST).is_file():
+        _carry_out(root, folder / "pending")
+
+
+def _carry_out(root: Path, pending: Path) -> None:
+    for step in json.loads((pending / _MANIFEST).read_text(encoding="utf-8")):
+        target = root / step["path"]
+        if step["staged"] is None:
+            target.unlink(missing_ok=True)
+            _prune(target.parent, root)
+            continue
+        staged = pending / step["staged"]
+        if os.path.lexists(staged):  # else a run before this one has moved it
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged, target)
+    shutil.rmtree(pending)
+
+
+def _prune(folder: Path, root: Path) -> None:
+    """Remove folders that became empty, up to the second level of the project."""
+    while len(folder.relative_to(root).parts) > 2 and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def _sync(folder: Path) -> None:
+    for path in (*folder.iterdir(), folder):
+        if path.is_symlink():
+            continue
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`build/trees/<upstream>`: the patched tree as a git repository, swapped in whole, never half-built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts import git
+from scripts.applying import AUTHOR, Commit, TreeState, apply_stack
+from scripts.cache import BASE_REF
+from scripts.errors import Exit, ToolError
+from scripts.lockfile import Upstream
+from scripts.paths import Project
+from scripts.stack import Stack
+from scripts.swap import recover, swap_in
+from scripts.writing import write_commits
+
+BRANCH = "refs/heads/main"
+_STAMP = "frontier.json"
+# Above every .gitattributes of upstream: files are bytes, checked out and committed as they are.
+_ATTRIBUTES = "* -text -ident -filter !working-tree-encoding !eol\n"
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What a tree was built from (`inputs`), and the commits that came out of it."""
+
+    inputs: str
+    base: str
+    head: str
+    tree: str
+
+
+def inputs_of(base: str, stack: Stack) -> str:
+    """Digest of everything a patched tree depends on."""
+    return hashlib.sha256(f"{base}\n{stack.digest}\n".encode()).hexdigest()
+
+
+def compute(cached: Path, stack: Stack, root: str) -> list[Commit]:
+    """The commits of `stack` over the cached base. Nothing is written."""
+    with git.Objects(cached) as objects:
+        return apply_stack(TreeState(git.ls_tree(cached, BASE_REF), objects.read), stack, root)
+
+
+def patched_tree(cached: Path, commits: list[Commit]) -> str:
+    """Tree id of `commits` over the cached base, found in a scratch repository."""
+    with tempfile.TemporaryDirectory(prefix="frontier-") as scratch:
+        repo = Path(scratch)
+        git.init_bare(repo)
+        (repo / "objects" / "info").mkdir(exist_ok=True)
+        (repo / "objects" / "info" / "alternates").write_text(f"{cached / 'objects'}\n")
+        base = git.text(cached, "rev-parse", BASE_REF)
+        return write_commits(repo, base, commits, BRANCH)[1]
+
+
+def read_stamp(tree: Path) -> Stamp | None:
+    """The stamp of a built tree, None when there is no whole one."""
+    try:
+        values = json.loads((tree / ".git" / _STAMP).read_text(encoding="utf-8"))
+        return Stamp(**values)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_stamp(tree: Path, stamp: Stamp) -> None:
+    """Record what a tree was built from."""
+    path = tree / ".git" / _STAMP
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(stamp.__dict__, sort_keys=True), encoding="utf-8")
+    scratch.replace(path)
+
+
+def operation_running(tree: Path) -> str | None:
+    """The git operation a tree is in the middle of."""
+    inside = {
+        "rebase-merge": "rebase",
+        "rebase-apply": "rebase or am",
+        "MERGE_HEAD": "merge",
+        "CHERRY_PICK_HEAD": "cherry-pick",
+        "REVERT_HEAD": "revert",
+    }
+    return next((what for name, what in inside.items() if (tree / ".git" / name).exists()), None)
+
+
+def unexported(tree: Path, stamp: Stamp | None) -> str | None:
+    """What work a rebuild of `tree` would lose, or None."""
+    if stamp is None:
+        return "it was not built by this tool, or its record is damaged"
+    if running := operation_running(tree):
+        return f"a {running} is under way"
+    try:
+        head = git.text(tree, "rev-parse", "HEAD")
+        changed = git.run(tree, "status", "--porcelain", "-z").split(b"\0")[0]
+    except git.GitError as exc:
+        return f"git cannot read it ({exc.stderr})"
+    if changed:
+        return f"uncommitted changes, the first is {changed[3:].decode('utf-8', 'replace')!r}"
+    if head != stamp.head:
+        return "commits that were not exported"
+    return None
+
+
+def build(
+    project: Project, upstream: Upstream, stack: Stack, cached: Path, *, force: bool = False
+) -> tuple[Stamp, bool]:
+    """Bring `build/trees/<upstream>` to base + patches + overlay. Returns its stamp and whether it was rebuilt.
+
+    Raises:
+        ToolError: a patch or overlay file does not fit (the old tree stays), or the old tree holds work that was not
+            exported (unless `force`).
+    """
+    final = project.tree(upstream.name)
+    recover(final)
+    base = git.text(cached, "rev-parse", BASE_REF)
+    wanted = inputs_of(base, stack)
+    if final.exists():
+        stamp = read_stamp(final)
+        lost = unexported(final, stamp)
+        if lost is None and stamp is not None and stamp.inputs == wanted:
+            return stamp, False
+        if lost is not None and not force:
+            raise ToolError(
+                f"the tree of `{upstream.name}` holds work that a rebuild would lose: {lost}",
+                where=str(final),
+                action="commit it and run `python -m scripts export`, or discard it with `trees --force`",
+                code=Exit.REFUSED,
+            )
+    commits = compute(cached, stack, str(project.root))
+    final.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".new-{final.name}-", dir=final.parent))
+    try:
+        stamp = write_tree(scratch, cached, base, commits, wanted)
+        scratch.chmod(0o755)
+        swap_in(scratch, final)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return stamp, True
+
+
+def write_tree(folder: Path, cached: Path, base: str, commits: list[Commit], inputs: str) -> Stamp:
+    """A fresh repository in `folder` with the base, `commits` on top, and the last checked out."""
+    git.run(None, "init", "--quiet", "--template=", "--initial-branch=main", str(folder))
+    (folder / ".git" / "info").mkdir(exist_ok=True)
+    (folder / ".git" / "info" / "attributes").write_text(_ATTRIBUTES, encoding="utf-8")
+    name, _, address = AUTHOR.partition(" <")
+    # Commits made here are the distribution's unless their author says otherwise; no one's own address slips in.
+    git.run(folder, "config", "user.name", name)
+    git.run(folder, "config", "user.email", address.rstrip(">"))
+    copy_objects(cached, folder / ".git")
+    git.run(folder, "update-ref", "refs/frontier/base", base)
+    head, tree = write_commits(folder, base, commits, BRANCH)
+    git.run(folder, "read-tree", "--reset", "-u", "HEAD")
+    stamp = Stamp(inputs, base, head, tree)
+    write_stamp(folder, stamp)
+    return stamp
+
+
+def copy_objects(cached: Path, git_dir: Path) -> None:
+    """Copy the packs and loose objects of the cached base (a copy: damage to one side must not reach the other)."""
+    for source in (cached / "objects").rglob("*"):
+        if source.is_file() and source.parent.name != "info":
+            target = git_dir / "objects" / source.relative_to(cached / "objects")
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, target)
+    shallow = cached / "shallow"
+    if shallow.is_file():
+        shutil.copyfile(shallow, git_dir / "shallow")
