@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constructors for xgrammar structural-tag formats, as plain JSON values.
+
+Only what a turn grammar needs. `seq` and `alt` flatten and drop what is empty, so that the
+tag text, which is xgrammar's cache key, stays short and canonical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Format = dict[str, Any]
+
+class NotGrammar(ValueError):
+    """The pattern, template or schema cannot be expressed as a grammar."""
+
+
+NOTHING: Format = {"type": "const_string", "value": ""}
+
+
+def const(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def regex(pattern: str) -> Format:
+    return {"type": "regex", "pattern": pattern}
+
+
+def text(excludes: Iterable[str] = (), *, max_tokens: int | None = None,
+         max_chars: int | None = None) -> Format:
+    """Any text without the given substrings; budgets in model tokens and code points."""
+    fmt: Format = {"type": "any_text"}
+    if excluded := list(dict.fromkeys(excludes)):
+        fmt["excludes"] = excluded
+    if max_tokens is not None:
+        fmt["max_tokens"] = max_tokens
+    if max_chars is not None:
+        fmt["max_chars"] = max_chars
+    return fmt
+
+
+def json_value(schema: bool | dict[str, Any], excludes: Iterable[str] = ()) -> Format:
+    fmt: Format = {"type": "json_schema", "json_schema": schema}
+    if excluded := list(dict.fromkeys(excludes)):
+        fmt["excludes"] = excluded
+    return fmt
+
+
+def tag(begin: str, content: Format, end: Sequence[str]) -> Format:
+    """`begin content end`, where `content` stops at the first of `end`."""
+    return {"type": "tag", "begin": begin, "content": content, "end": list(end)}
+
+
+def seq(*parts: Format) -> Format:
+    flat: list[Format] = []
+    for part in parts:
+        if part == NOTHING:
+            continue
+        flat.extend(part["elements"] if part["type"] == "sequence" else [part])
+    if not flat:
+        return NOTHING
+    return flat[0] if len(flat) == 1 else {"type": "sequence", "elements": flat}
+
+
+def alt(*parts: Format) -> Format:
+    flat: list[Format] = []
+    for part in parts:
+        for member in part["elements"] if part["type"] == "or" else [part]:
+            if member not in flat:
+                flat.append(member)
+    if not flat:
+        raise ValueError("an alternative needs at least one member")
+    return flat[0] if len(flat) == 1 else {"type": "or", "elements": flat}
+
+
+def any_of(values: Iterable[str]) -> Format:
+    return alt(*(const(value) for value in values))
+
+
+def opt(content: Format) -> Format:
+    return NOTHING if content == NOTHING else {"type": "optional", "content": content}
+
+
+def star(content: Format) -> Format:
+    return {"type": "star", "content": content}
+
+
+def structural_tag(content: Format) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": content}

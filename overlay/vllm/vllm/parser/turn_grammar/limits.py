@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds on what a request may ask a grammar to hold, checked before any of it is built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+
+MAX_DEPTH = 96
+MAX_NODES = 50_000
+MAX_SCHEMA_BYTES = 1 << 20
+MAX_TOOLS = 1024
+MAX_TOOLS_BYTES = 4 << 20
+# Above this much tag text the remaining tools keep their names but not their schemas:
+# compile time grows with the text, about 0.1 s for each 10 KB on a 150,000-token vocabulary.
+STRICT_TAG_BYTES = 512 << 10
+
+
+def check_schema(schema: Any, *, parameter: str, owner: str = "the JSON schema") -> int:
+    """Number of nodes of `schema`.
+
+    Raises:
+        VLLMValidationError: too deep, too many nodes, too long, or text that is not Unicode
+            (an unpaired surrogate).
+    """
+    count, frontier, depth = 0, [schema], 0
+    while frontier:
+        depth += 1
+        if depth > MAX_DEPTH:
+            _refuse(f"{owner} nests deeper than {MAX_DEPTH} levels; flatten it or use $defs "
+                    "references", parameter)
+        below: list[Any] = []
+        for node in frontier:
+            count += 1
+            if isinstance(node, Mapping):
+                for key in node:
+                    check_text(key, f"a key of {owner}", parameter)
+                below.extend(node.values())
+            elif isinstance(node, (list, tuple)):
+                below.extend(node)
+            elif isinstance(node, str):
+                check_text(node, f"a string of {owner}", parameter)
+        if count + len(below) > MAX_NODES:
+            _refuse(f"{owner} has more than {MAX_NODES} nodes; send a smaller schema", parameter)
+        frontier = below
+    return count
+
+
+def check_size(value: Any, limit: int, *, parameter: str, owner: str) -> int:
+    """Bytes of `value` as JSON; raises VLLMValidationError above `limit`."""
+    size = len(json.dumps(value, ensure_ascii=True))
+    if size > limit:
+        _refuse(f"{owner} takes {size} bytes as JSON, at most {limit} are served; send fewer "
+                "or smaller ones", parameter)
+    return size
+
+
+def check_text(value: Any, owner: str, parameter: str) -> None:
+    """Refuse text with unpaired surrogates: no tokenizer can spell it."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            _refuse(f"{owner} holds an unpaired surrogate at character {error.start}; send "
+                    "valid Unicode", parameter)
+
+
+def check_tools(tools: Sequence[tuple[str, Any]]) -> None:
+    """Bounds over the tools of a request, given as (name, parameters)."""
+    if len(tools) > MAX_TOOLS:
+        _refuse(f"{len(tools)} tools, at most {MAX_TOOLS} are served; send fewer", "tools")
+    total = 0
+    for name, parameters in tools:
+        check_text(name, "a tool's name", "tools")
+        total += check_schema(parameters, parameter="tools", owner=f"tool {name[:64]!r}")
+        if total > MAX_NODES:
+            _refuse(f"the tools' schemas have more than {MAX_NODES} nodes together; send fewer "
+                    "tools or smaller schemas", "tools")
+    check_size([parameters for _, parameters in tools], MAX_TOOLS_BYTES, parameter="tools",
+               owner="the list of tools")
+
+
+def _refuse(message: str, parameter: str) -> None:
+    raise VLLMValidationError(message, parameter=parameter)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put a turn grammar on a chat-completion or Responses request."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.logger import init_logger
+from vllm.parser.turn_grammar.cache import tag_text
+from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.limits import check_tools
+from vllm.parser.turn_grammar.prompt_state import PromptState, prompt_state
+from vllm.parser.turn_grammar.structured import answer_body, constraint_of
+from vllm.parser.turn_grammar.thinking import Thinking
+from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
+from vllm.parser.turn_grammar.wire_format import TurnFormat
+from vllm.sampling_params import StructuredOutputsParams
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How the server was started, as far as a turn's grammar depends on it."""
+
+    reasoning_parser: bool = True
+    tool_parser: bool = True
+    auto_tools: bool = True
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The request's tool choice. `mode` is auto, none, required or named."""
+
+    mode: str
+    name: str | None = None
+
+    @property
+    def forced(self) -> bool:
+        return self.mode in ("required", "named")
+
+
+def constrain_request(request: Any, turn: TurnFormat, *, prompt: str, serving: Serving,
+                      chat_template_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Set the grammar of the whole turn on `request`, in place, and return it.
+
+    A chat request gets `structured_outputs` (and loses `response_format`); a Responses request
+    gets `_parser_structured_outputs`, so that its echoed `text` stays. `_grammar_from_parser`
+    says whether the grammar starts at the first generated token.
+
+    Args:
+        prompt: the rendered prompt, decoded with special tokens.
+        chat_template_kwargs: effective keyword arguments of the chat template.
+
+    Raises:
+        VLLMValidationError: the request asks for what the format cannot guarantee; the error
+            names the parameter.
+    """
+    request._grammar_from_parser = False
+    tools = request_tools(request)
+    choice = tool_choice(request, tools)
+    allowed = serving.tool_parser and choice.mode != "none" and bool(tools) and (
+        choice.forced or serving.auto_tools)
+    state = prompt_state(turn, prompt)
+    if choice.forced and (not allowed or turn.call is None or state in ("open_answer", "inside")):
+        _cannot_force(choice)
+    if allowed:
+        check_tools([(tool.name, tool.parameters) for tool in tools])
+        _check_spelling(turn, tools)
+    constraint = constraint_of(request)
+    if choice.forced and constraint is not None:
+        logger.warning("tool_choice=%s: the structured output of the request is ignored, the "
+                       "turn holds only tool calls.", choice.mode)
+        constraint = None
+    try:
+        body = answer_body(constraint, answer_delimiters(turn))
+    except NotGrammar as error:
+        # The constraint stays as the client wrote it; the engine judges it.
+        logger.debug("No turn grammar: %s.", error)
+        if any(tool.strict for tool in tools):
+            logger.warning("Strict tools are not enforced beside %s.", error)
+        return request
+    needed = choice.forced or body is not None
+    lead = _lead(turn, state, request, serving, chat_template_kwargs, choice)
+    if lead is None or not (needed or always_constrained(turn)) or (
+            state == "open_answer" and body is not None):
+        return request
+    if not _combines(request, needed):
+        return request
+    rules = TurnRules(
+        thinking=lead[0],
+        budget=thinking_budget(request),
+        tools=_callable(tools, choice) if allowed and turn.call is not None else (),
+        other_tools=allowed and choice.mode == "auto",
+        answer=not choice.forced,
+        body=body,
+        parallel=choice.mode != "named" and getattr(
+            request, "parallel_tool_calls", None) is not False,
+        open_answer=state == "open_answer",
+    )
+    try:
+        text = tag_text(turn, rules)
+    except NotGrammar as error:
+        if choice.forced:
+            raise VLLMValidationError(f"the model's format has no grammar: {error}",
+                                      parameter="tool_choice") from error
+        logger.warning("No turn grammar: %s.", error)
+        return request
+    return _apply(request, text, from_start=lead[1])
+
+
+def request_tools(request: Any) -> list[Tool]:
+    """Function tools of either API; other kinds of tools are not the model's to call."""
+    found = []
+    for tool in request.tools or ():
+        entry = tool.model_dump() if hasattr(tool, "model_dump") else dict(tool)
+        if entry.get("type") == "namespace":
+            found += [_tool({**inner, "name": f"{entry['name']}__{inner['name']}"})
+                      for inner in entry.get("tools", ()) if inner.get("type") == "function"]
+        elif entry.get("type", "function") == "function":
+            found.append(_tool(entry.get("function") or entry))
+    return found
+
+
+def _tool(entry: Mapping[str, Any]) -> Tool:
+    return Tool(entry["name"], entry.get("parameters"), bool(entry.get("strict")))
+
+
+def tool_choice(request: Any, tools: list[Tool]) -> Choice:
+    raw = getattr(request, "tool_choice", None)
+    if raw is None:
+        return Choice("auto" if tools else "none")
+    if isinstance(raw, str):
+        return Choice(raw)
+    entry = raw.model_dump() if hasattr(raw, "model_dump") else dict(raw)
+    name = (entry.get("function") or entry).get("name")
+    if not isinstance(name, str):
+        raise VLLMValidationError(
+            f"tool_choice of type {entry.get('type')!r} is not served; send 'auto', 'none', "
+            "'required' or a function", parameter="tool_choice")
+    if name not in [tool.name for tool in tools]:
+        raise VLLMValidationError(f"tool_choice names {name!r}, which is not in tools",
+                                  parameter="tool_choice")
+    return Choice("named", name)
+
+
+def always_constrained(turn: TurnFormat) -> bool:
+    return os.environ.get(f"VLLM_{turn.label.upper()}_ALWAYS_CONSTRAIN_OUTPUT", "1") != "0"
+
+
+def thinking_budget(request: Any) -> int | None:
+    """The request's `thinking_token_budget`, taken over from the sampler.
+
+    The sampler's own budget needs a runner that supports it; a grammar holds on any.
+    """
+    budget = getattr(request, "_thinking_budget", None)
+    if getattr(request, "thinking_token_budget", None) is not None:
+        budget = request.thinking_token_budget
+        request.thinking_token_budget = None
+        request._thinking_budget = budget
+    return budget
+
+
+def _callable(tools: list[Tool], choice: Choice) -> tuple[Tool, ...]:
+    return tuple(tool for tool in tools if choice.name in (None, tool.name))
+
+
+def _cannot_force(choice: Choice) -> None:
+    raise VLLMValidationError(
+        f"response_template parsing cannot guarantee {choice.mode} tool choice for this "
+        "request: the prompt already opened an answer or no tool can be called; use "
+        "tool_choice='auto'", parameter="tool_choice")
+
+
+def _check_spelling(turn: TurnFormat, tools: list[Tool]) -> None:
+    if turn.call is None:
+        return
+    for tool in tools:
+        if not turn.call.spells(tool.name):
+            raise VLLMValidationError(
+                f"tool name {tool.name!r} cannot be encoded in tool calls; rename the tool",
+                parameter="tools")
+        properties = (tool.parameters or {}).get("properties")
+        for name in properties if tool.strict and isinstance(properties, Mapping) else ():
+            if not turn.call.parameter.spells(name):
+                raise VLLMValidationError(
+                    f"parameter name {name!r} cannot be encoded in tool calls; rename it or "
+                    "drop 'strict'", parameter="tools")
+
+
+def _lead(turn: TurnFormat, state: PromptState, request: Any, serving: Serving,
+          kwargs: Mapping[str, Any] | None, choice: Choice) -> tuple[Thinking, bool] | None:
+    """(thinking, whether the grammar starts at the first token), None for no grammar."""
+    if state == "fresh":
+        if (kwargs or {}).get("enable_thinking") is False:
+            return "optional_empty", True
+        return ("required" if turn.always_thinks else "optional"), True
+    if state == "open_answer":
+        return "none", True
+    if state == "open_thinking" and (
+            not serving.reasoning_parser or not getattr(request, "include_reasoning", True)):
+        # Nothing would tell the engine when thinking ends, so the grammar holds its rest too.
+        return ("continued", True) if choice.forced else None
+    return None if state == "inside" else ("optional", False)
+
+
+def _combines(request: Any, needed: bool) -> bool:
+    """Whether the request's other parameters go with a grammar; 400 where one is needed."""
+    for name, clash in (("use_beam_search", getattr(request, "use_beam_search", False)),
+                        ("min_tokens", (getattr(request, "min_tokens", 0) or 0) > 0)):
+        if clash and needed:
+            raise VLLMValidationError(
+                f"{name} cannot be combined with a forced tool choice or structured output",
+                parameter=name)
+        if clash:
+            logger.warning_once("No turn grammar for a request with %s.", name)
+            return False
+    return True
+
+
+def _apply(request: Any, text: str, *, from_start: bool) -> Any:
+    params = StructuredOutputsParams(structural_tag=text)
+    request._grammar_from_parser = from_start
+    if hasattr(request, "response_format"):
+        request.structured_outputs = params
+        request.response_format = None
+        # 0.26's name of the flag that starts the grammar at the first token.
+        request._grammar_from_tool_parser = from_start
+    else:
+        request._parser_structured_outputs = params
+    return request

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of an answer under a structured-output request."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from vllm.logger import init_logger
+from vllm.parser.turn_grammar import formats as f
+from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.limits import check_schema
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output.utils import convert_lark_to_ebnf, grammar_is_likely_lark
+
+logger = init_logger(__name__)
+
+
+def answer_body(params: StructuredOutputsParams | None,
+                delimiters: tuple[str, ...]) -> f.Format | None:
+    """Format of the answer's text, None for any text.
+
+    Args:
+        delimiters: substrings that would end the answer; JSON strings may not hold them.
+
+    Raises:
+        NotGrammar: the request's constraint is not one a turn can carry (a structural tag of
+            its own, or one xgrammar refuses). It then stays as the client wrote it.
+        VLLMValidationError: the constraint is over a limit.
+    """
+    if params is None or params.all_constraints_none():
+        return None
+    if params.json_object:
+        return f.json_value({"type": "object"}, delimiters)
+    if params.json is not None:
+        schema = params.json if not isinstance(params.json, str) else _loaded(params.json)
+        check_schema(schema, parameter="response_format")
+        return _accepted(f.json_value(schema, delimiters))
+    if params.regex is not None:
+        return _accepted(f.regex(params.regex))
+    if params.choice is not None:
+        if not params.choice:
+            raise NotGrammar("an empty list of choices")
+        return f.any_of(params.choice)
+    if params.grammar is not None:
+        return _accepted({"type": "grammar", "grammar": _ebnf(params.grammar)})
+    raise NotGrammar("a structural tag of the client's own")
+
+
+def constraint_of(request) -> StructuredOutputsParams | None:
+    """The request's own structured-output constraint, of either API."""
+    params = request.extract_structured_outputs()
+    return None if params is None else replace(params)
+
+
+def _loaded(schema: str):
+    try:
+        return json.loads(schema)
+    except ValueError as error:
+        raise NotGrammar(f"the schema is not JSON: {error}") from error
+
+
+def _ebnf(grammar: str) -> str:
+    if not grammar_is_likely_lark(grammar):
+        return grammar
+    try:
+        return convert_lark_to_ebnf(grammar)
+    except ValueError as error:
+        raise NotGrammar(f"Lark grammar: {error}") from error
+
+
+def _accepted(body: f.Format) -> f.Format:
+    """`body` if xgrammar accepts it on its own."""
+    import xgrammar as xgr
+
+    try:
+        xgr.Grammar.from_structural_tag(json.dumps(f.structural_tag(body)))
+    except Exception as error:
+        raise NotGrammar(str(error)) from error
+    return body

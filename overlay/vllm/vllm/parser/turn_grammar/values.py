@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grammar of one argument's value under its property's JSON schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.parser.turn_grammar import formats as f
+from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.strings import literals, string_value
+
+JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+
+
+def declared_types(schema: Any) -> tuple[str, ...]:
+    """Types a property declares, in order: `type`, else its `anyOf`/`oneOf` members', then
+    `null` if `nullable`. Empty when a type is missing or unknown anywhere."""
+    if not isinstance(schema, Mapping):
+        return ()
+    named = schema.get("type")
+    types = [named] if isinstance(named, str) else list(named or ())
+    if not types:
+        for member in schema.get("anyOf") or schema.get("oneOf") or ():
+            inner = declared_types(member)
+            if not inner:
+                return ()
+            types += inner
+    if types and schema.get("nullable") is True:
+        types.append("null")
+    if not all(isinstance(name, str) and name in JSON_TYPES for name in types):
+        return ()
+    return tuple(dict.fromkeys(types))
+
+
+def value(schema: Mapping[str, Any], definitions: Mapping[str, Any],
+          delimiters: Sequence[str]) -> f.Format:
+    """Format of the text of one value.
+
+    Args:
+        schema: the property's schema, typed by `declared_types`.
+        definitions: the tool schema's `$defs` and `definitions`, kept beside the property so
+            that its references resolve.
+        delimiters: substrings the text may not hold.
+    """
+    types = declared_types(schema)
+    if not types:
+        raise NotGrammar("the property declares no type")
+    if types == ("string",):
+        return string_value(schema, delimiters)
+    if "string" not in types:
+        return _json(schema, types, definitions, delimiters)
+    if isinstance(values := schema.get("enum"), list) and values:
+        raw = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+               for item in values]
+        return f.any_of(literals(raw, delimiters))
+    members = schema.get("anyOf") or schema.get("oneOf")
+    if members and "type" not in schema and "nullable" not in schema:
+        return f.alt(*(value(member, definitions, delimiters) for member in members))
+    return f.text(delimiters)
+
+
+def _json(schema: Mapping[str, Any], types: Sequence[str], definitions: Mapping[str, Any],
+          delimiters: Sequence[str]) -> f.Format:
+    body: dict[str, Any] = dict(schema)
+    if body.pop("nullable", None) is True:
+        body = {"anyOf": [body, {"type": "null"}]}
+    return f.json_value({**body, **definitions} if definitions and "$ref" in json.dumps(body)
+                        else body, delimiters)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a turn grammar has to know about a model's wire format, whatever the model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ParameterSyntax:
+    """How one argument is written: `between? begin KEY middle VALUE end`.
+
+    Attributes:
+        between: regex of what may stand before a parameter.
+        begin: literal up to the key.
+        key: regex of a spellable key.
+        middle: literal between key and value.
+        ends: literals that close a value.
+        open_ends: (literal, next) pairs: the literal closes a value only where `next`
+            follows directly. `next` is `begin` for a format whose closer may be left out.
+    """
+
+    begin: str
+    middle: str
+    ends: tuple[str, ...]
+    key: str
+    between: str = r"\n?"
+    open_ends: tuple[tuple[str, str], ...] = ()
+
+    def spells(self, name: str) -> bool:
+        return re.fullmatch(self.key, name, re.DOTALL) is not None
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """How one tool call is written: `header(NAME) body_begin ARGUMENTS body_end`.
+
+    Attributes:
+        before, after: xgrammar regexes around the name in the header.
+        name: regex of a spellable name.
+        name_class: members of the negated class a name consists of; None when names are
+            not one negated class, and then unlisted names cannot be admitted.
+        body_begin, body_end: literals around the arguments; `{name}` is the tool's name.
+        closers: literals that end a call.
+        separators: the closers after which another call may follow.
+        doubled: a name without a dot may also be written `name.name`.
+    """
+
+    before: str
+    after: str
+    name: str
+    closers: tuple[str, ...]
+    separators: tuple[str, ...]
+    parameter: ParameterSyntax
+    name_class: str | None = None
+    body_begin: str = ""
+    body_end: str = ""
+    doubled: bool = False
+
+    def spells(self, name: str) -> bool:
+        return re.fullmatch(self.name, name, re.DOTALL) is not None
+
+
+@dataclass(frozen=True)
+class TurnFormat:
+    """Delimiters of an assistant turn, as it continues the prompt's start anchor.
+
+    Attributes:
+        label: the parser's name, for messages and environment switches.
+        anchors: regex of the text that begins an assistant message.
+        thinking: (openers, closers), or None when the format has no thinking.
+        answer: (openers, closers).
+        call: None when the format has no tool calls.
+        reserved: literals free text may never hold beside its own closers.
+        preambles: (openers, closers) of visible messages that may precede a call or answer.
+        always_thinks: a fresh turn must begin with thinking.
+    """
+
+    label: str
+    anchors: str
+    thinking: tuple[tuple[str, ...], tuple[str, ...]] | None
+    answer: tuple[tuple[str, ...], tuple[str, ...]] | None
+    call: CallSyntax | None
+    reserved: tuple[str, ...] = ()
+    preambles: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    always_thinks: bool = True
+
+    def prompt_is_fresh(self, prompt: str) -> bool:
+        """True when the prompt ends with a start anchor: the model begins a new message."""
+        return re.search(rf"(?:{self.anchors})\Z", prompt) is not None
