@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.accelerator` as it looks with the card present."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gates.hpusim import memory, runtime, streams
+from gates.hpusim.devices import is_hpu
+
+
+class _DeviceIndex:
+    """`torch.accelerator.device_index(i)`: one card a process, so nothing changes."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        if self.device is not None:
+            is_hpu(self.device)
+
+    def __exit__(self, *exc: Any) -> None:
+        return None
+
+
+def _empty_host_cache() -> None:
+    """Nothing is cached on the host."""
+
+
+def install() -> None:
+    api = torch.accelerator
+    replacements: dict[str, Any] = {
+        "is_available": runtime.is_available,
+        "device_count": runtime.device_count,
+        "current_accelerator": lambda check_available=False: torch.device("hpu"),
+        "current_device_index": runtime.current_device,
+        "current_device_idx": runtime.current_device,
+        "set_device_index": runtime.set_device,
+        "set_device_idx": runtime.set_device,
+        "device_index": _DeviceIndex,
+        "synchronize": runtime.synchronize,
+        "current_stream": streams.current_stream,
+        "set_stream": streams.set_stream,
+        "empty_cache": lambda: None,  # no cache: freed memory returns at once
+        "empty_host_cache": _empty_host_cache,
+        "memory_stats": memory.memory_stats,
+        "memory_allocated": memory.memory_allocated,
+        "memory_reserved": memory.memory_allocated,
+        "max_memory_allocated": memory.max_memory_allocated,
+        "max_memory_reserved": memory.max_memory_allocated,
+        "reset_peak_memory_stats": memory.reset_peak_memory_stats,
+        "reset_accumulated_memory_stats": memory.reset_peak_memory_stats,
+        "get_memory_info": memory.mem_get_info,
+    }
+    for name, function in replacements.items():
+        if hasattr(api, name):
+            setattr(api, name, function)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device names: everything that takes `device="hpu"` in torch makes a CPU tensor and books it as device memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _device as torch_device
+
+from gates.hpusim.residency import is_device, pin, to_device
+from gates.hpusim.settings import settings
+
+CPU = torch.device("cpu")
+# Take the device of their first argument when none is named.
+LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
+
+
+def is_hpu(device: Any) -> bool:
+    """True when `device` names the emulated card; RuntimeError for an index the machine does not have."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        index: int | None = device
+    elif isinstance(device, str):
+        if not device.startswith("hpu"):
+            return False
+        index = torch.device(device).index
+    elif isinstance(device, torch.device):
+        if device.type != "hpu":
+            return False
+        index = device.index
+    else:
+        return False
+    if index is not None and not 0 <= index < settings().devices:
+        raise RuntimeError(
+            f"hpu:{index} does not exist: the emulated machine has {settings().devices} (HPUSIM_DEVICES)"
+        )
+    return True
+
+
+def _is_real(tensor: Any) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) or (
+        isinstance(tensor, torch.Tensor) and not isinstance(tensor, torch._subclasses.FakeTensor)
+    )
+
+
+def mark(tensor: Any) -> Any:
+    """Book the tensor a factory made; fake tensors of a tracer own no memory."""
+    return to_device(tensor) if isinstance(tensor, torch.Tensor) and _is_real(tensor) else tensor
+
+
+def _factory(original: Callable[..., Any], like: bool) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        pinned = kwargs.pop("pin_memory", False)
+        if device is not None and is_hpu(device):
+            kwargs["device"] = CPU
+            out = mark(original(*args, **kwargs))
+        else:
+            out = original(*args, **kwargs)
+            if device is None and like and args and is_device(args[0]):
+                mark(out)
+        return pin(out) if pinned and not is_device(out) else out
+
+    return wrapper
+
+
+def _from_data(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.as_tensor`, `torch.asarray`: may return their input, so a move goes through `Tensor.to`."""
+
+    @functools.wraps(original)
+    def wrapper(data: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.pop("device", None)
+        if device is None:
+            return original(data, *args, **kwargs)
+        if is_hpu(device) or (isinstance(data, torch.Tensor) and is_device(data)):
+            return original(data, *args, **kwargs).to(device)
+        return original(data, *args, device=device, **kwargs)
+
+    return wrapper
+
+
+class Generator(torch._C.Generator):
+    """`torch.Generator`; one for the card is a CPU generator, so its random stream is not the card's."""
+
+    def __new__(cls, device: Any = None) -> Any:
+        return super().__new__(cls, device=CPU if device is None or is_hpu(device) else device)
+
+
+def _patch_device_context() -> None:
+    """`with torch.device("hpu")` and `torch.set_default_device("hpu")`."""
+    context = torch_device.DeviceContext
+    original_init, original_call = context.__init__, context.__torch_function__
+
+    def init(self: Any, device: Any) -> None:
+        self.on_hpu = is_hpu(device)
+        original_init(self, CPU if self.on_hpu else device)
+
+    def call(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        made_here = self.on_hpu and kwargs.get("device") is None and func in torch_device._device_constructors()
+        out = original_call(self, func, types, args, kwargs)
+        return mark(out) if made_here else out
+
+    context.__init__ = init
+    context.__torch_function__ = call
+
+
+def install() -> None:
+    # The set of constructors is computed from torch's attributes on first use: it must hold the originals.
+    constructors = torch_device._device_constructors()
+    for name in sorted({getattr(function, "__name__", "") for function in constructors} | set(LIKE)):
+        original = getattr(torch, name, None)
+        if original is not None and (original in constructors or name in LIKE):
+            wrap = _from_data if name in ("as_tensor", "asarray") else functools.partial(_factory, like=name in LIKE)
+            setattr(torch, name, wrap(original))
+    for name in NEW:
+        setattr(torch.Tensor, name, _factory(getattr(torch.Tensor, name), like=True))
+    torch.Generator = Generator
+    _patch_device_context()
+    original_load = torch.load
+
+    @functools.wraps(original_load)
+    def load(*args: Any, map_location: Any = None, **kwargs: Any) -> Any:
+        if map_location is not None and is_hpu(map_location):
+            raise NotImplementedError(
+                "torch.load(map_location='hpu') is not emulated: load on the host, then .to('hpu')"
+            )
+        return original_load(*args, map_location=map_location, **kwargs)
+
+    torch.load = load

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory: bytes of live device storages, their high-water mark and the limit.
+
+Counted are storages that outlive the operator that made them; workspace inside a kernel is not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gates.hpusim import probe
+from gates.hpusim.settings import settings
+
+_lock = threading.RLock()  # re-entrant: a release can run inside an allocation, from the garbage collector
+_allocated = 0
+_peak = 0
+allocations = 0
+# Called with (bytes asked, bytes live) before an allocation is booked; a fault model may raise from here.
+pressure_hooks: list[Callable[[int, int], None]] = []
+
+
+class Block:
+    """Booking of one device storage; lives exactly as long as the storage it is attached to."""
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self, nbytes: int) -> None:
+        global _allocated, _peak, allocations
+        for hook in pressure_hooks:
+            hook(nbytes, _allocated)
+        limit = settings().memory_bytes
+        with _lock:
+            if _allocated + nbytes > limit:
+                self.nbytes = 0
+                raise torch.OutOfMemoryError(
+                    f"emulated HPU out of memory: asked for {nbytes} bytes with {_allocated} of {limit} in use; "
+                    "lower gpu_memory_utilization or raise HPUSIM_MEM_GIB"
+                )
+            self.nbytes = nbytes
+            _allocated += nbytes
+            allocations += 1
+            if _allocated > _peak:
+                _peak = _allocated
+                if probe.listeners:
+                    probe.emit("memory_peak", _peak)
+
+    def __del__(self) -> None:
+        global _allocated
+        with _lock:
+            _allocated -= self.nbytes
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Bytes of device storages alive now."""
+    return _allocated
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """High-water mark in bytes since start or the last reset."""
+    return _peak
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    global _peak
+    with _lock:
+        _peak = _allocated
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """(free, total) in bytes."""
+    total = settings().memory_bytes
+    return total - _allocated, total
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """The counters under the names Habana's allocator uses, in bytes."""
+    return {
+        "Limit": settings().memory_bytes,
+        "InUse": _allocated,
+        "MaxInUse": _peak,
+        "NumAllocs": allocations,
+        "NumFrees": 0,
+        "ActiveAllocs": 0,
+        "MaxAllocSize": 0,
+        "TotalSystemAllocs": 0,
+        "TotalSystemFrees": 0,
+        "TotalActiveAllocs": 0,
+    }

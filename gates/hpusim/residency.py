@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors live on the device, in the lane where every tensor is a CPU tensor.
+
+A storage on the device carries a `Block` (its memory booking) as an attribute: torch keeps a storage's Python object
+alive with the storage, so views share the mark and it vanishes with the last view. Pinned host storages are marked too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gates.hpusim.memory import Block
+
+_ATTRIBUTE = "_hpusim_block"
+_PINNED = "_hpusim_pinned"
+
+
+def _storage(tensor: torch.Tensor) -> Any | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse, functional or freed: no storage of its own
+        return None
+
+
+def is_device(tensor: torch.Tensor) -> bool:
+    """True when `tensor` lives on the emulated device."""
+    storage = _storage(tensor)
+    return storage is not None and getattr(storage, _ATTRIBUTE, None) is not None
+
+
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark the storage of `tensor` as device memory, book its bytes, return `tensor`."""
+    storage = _storage(tensor)
+    if storage is not None and storage.device.type == "cpu" and getattr(storage, _ATTRIBUTE, None) is None:
+        setattr(storage, _ATTRIBUTE, Block(storage.nbytes()))
+    return tensor
+
+
+def pin(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark the storage of a host tensor as pinned, return `tensor`."""
+    storage = _storage(tensor)
+    if storage is not None:
+        setattr(storage, _PINNED, True)
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    storage = _storage(tensor)
+    return storage is not None and getattr(storage, _PINNED, False)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between host and device: `Tensor.to/.cpu/.hpu/.copy_`, and host reads of device tensors.
+
+A move always makes new storage, as on hardware; each is reported with its bytes, whether it blocks, and who asked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gates.hpusim import probe, tracker
+from gates.hpusim.devices import CPU, _is_real, is_hpu
+from gates.hpusim.residency import is_device, is_pinned, pin, to_device
+
+# Called with (destination, source, non_blocking) after a copy between host and device; fault models hook in here.
+copy_hooks: list[Callable[[torch.Tensor, torch.Tensor, bool], None]] = []
+
+
+def _moved(destination: torch.Tensor, source: torch.Tensor, to_hpu: bool, non_blocking: bool) -> None:
+    if probe.listeners:
+        kind = "h2d" if to_hpu else "d2h"
+        nbytes = source.numel() * source.element_size()
+        probe.emit(kind, nbytes, blocking=not non_blocking, caller=probe.caller())
+        if not to_hpu and not non_blocking:
+            probe.emit("sync", op="copy to host")
+    for hook in copy_hooks:
+        hook(destination, source, non_blocking)
+
+
+def _split(args: tuple, kwargs: dict) -> tuple[Any, tuple, dict]:
+    """Target of a `Tensor.to` call: True (device), False (host) or None (unchanged), and the call without the name."""
+    if "device" in kwargs:
+        device = kwargs["device"]
+        kwargs = {**kwargs, "device": CPU if device is not None and is_hpu(device) else device}
+        return (None if device is None else is_hpu(device)), args, kwargs
+    if "other" in kwargs:
+        return is_device(kwargs["other"]), args, kwargs
+    if args:
+        first = args[0]
+        if isinstance(first, torch.Tensor):
+            return is_device(first), args, kwargs
+        if isinstance(first, (str, torch.device, int)) and not isinstance(first, bool):
+            target = is_hpu(first)
+            return target, (CPU if target else first, *args[1:]), kwargs
+    return None, args, kwargs
+
+
+def _to(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        target, args, kwargs = _split(args, kwargs)
+        if target is None or not _is_real(self) or self.device.type != "cpu":
+            out = original(self, *args, **kwargs)
+            return to_device(out) if target and _is_real(out) and out.device.type == "cpu" else out
+        if is_device(self) == target:
+            return original(self, *args, **kwargs)
+        position = (
+            1 if args and isinstance(args[0], torch.Tensor) else 2
+        )  # to(other, non_blocking), to(device, dtype, ...)
+        non_blocking = bool(kwargs.get("non_blocking", len(args) > position and args[position]))
+        kwargs = {key: value for key, value in kwargs.items() if key != "copy"}
+        with tracker.paused():
+            out = original(self, *args, **kwargs)
+            if out.untyped_storage() is self.untyped_storage() or out.data_ptr() == self.data_ptr():
+                out = out.clone()
+        if out.device.type == "meta":
+            return out
+        if target:
+            to_device(out)
+        _moved(out, self, target, non_blocking)
+        return out
+
+    return to
+
+
+def _copy_(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def copy_(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if not (_is_real(self) and isinstance(src, torch.Tensor) and _is_real(src)) or is_device(self) == is_device(
+            src
+        ):
+            return original(self, src, non_blocking)
+        with tracker.paused():
+            original(self, src, non_blocking)
+        _moved(self, src, is_device(self), non_blocking)
+        return self
+
+    return copy_
+
+
+def _host_read(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`tolist` of a device tensor: waits for the device and copies."""
+
+    @functools.wraps(original)
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_real(self) and is_device(self):
+            if probe.listeners:
+                probe.emit("d2h", self.numel() * self.element_size(), blocking=True, caller=probe.caller())
+                probe.emit("sync", op=name)
+            with tracker.paused():
+                return original(self, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+def _refuse(original: Callable[..., Any]) -> Callable[..., Any]:
+    """numpy cannot read device memory: the error of the real device, not a silent view."""
+
+    @functools.wraps(original)
+    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_real(self) and is_device(self):
+            raise TypeError("can't convert an hpu:0 tensor to numpy: copy it to host memory first with Tensor.cpu()")
+        return original(self, *args, **kwargs)
+
+    return numpy
+
+
+def _deepcopy(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def deepcopy(self: torch.Tensor, memo: dict) -> Any:
+        out = original(self, memo)
+        return to_device(out) if _is_real(self) and is_device(self) else out
+
+    return deepcopy
+
+
+def install() -> None:
+    tensor = torch.Tensor
+    tensor.to = _to(tensor.to)
+    tensor.cpu = lambda self, *args, **kwargs: self.to(CPU)
+    tensor.hpu = lambda self, device=None, non_blocking=False: self.to("hpu", non_blocking=non_blocking)
+    tensor.copy_ = _copy_(tensor.copy_)
+    tensor.tolist = _host_read(tensor.tolist, "tolist")
+    tensor.numpy = _refuse(tensor.numpy)
+    tensor.__array__ = _refuse(tensor.__array__)
+    tensor.__deepcopy__ = _deepcopy(tensor.__deepcopy__)
+    tensor.is_hpu = property(lambda self: is_device(self))
+    tensor.pin_memory = lambda self, device=None: self if is_pinned(self) else pin(self.clone())
+    tensor.is_pinned = lambda self, device=None: is_pinned(self)
+    torch.nn.Module.hpu = lambda self, device=None: self.to("hpu")
