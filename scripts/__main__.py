@@ -18,6 +18,9 @@ VERBS = {
     "export": "write patches, series and overlay back from the commits in build/trees",
     "lock": "rewrite upstream.lock from patches and overlay; --check only compares",
     "lint": "check series, headers, patches and overlay against the rules",
+    "verify": "prove that lock, patches, overlay, cache and trees belong together",
+    "status": "the debt of the stack as numbers",
+    "guard": "drop just one patch and demand that its guard fails, then with it that it passes",
     "show": "render one patch with as much context as wanted",
 }
 _CODES = """exit codes:

@@ -40,12 +40,13 @@ _REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTO
 
 
 class GitError(Exception):
-    """git ended with an error; `stderr` holds what it said."""
+    """git ended with an error; `stderr` holds what it said, `stdout` what it had written by then."""
 
-    def __init__(self, args: Sequence[str], code: int, stderr: str) -> None:
+    def __init__(self, args: Sequence[str], code: int, stderr: str, stdout: bytes = b"") -> None:
         super().__init__(f"git {' '.join(args[:3])} ended with {code}: {stderr.strip()}")
         self.code = code
         self.stderr = stderr.strip()
+        self.stdout = stdout
 
 
 def environment(user_config: bool) -> dict[str, str]:
@@ -104,7 +105,7 @@ def run(
     except FileNotFoundError as exc:
         raise ToolError("git is not installed", where="PATH", action="install git 2.30 or newer") from exc
     if done.returncode:
-        raise GitError(args, done.returncode, (done.stderr or b"").decode("utf-8", "replace"))
+        raise GitError(args, done.returncode, (done.stderr or b"").decode("utf-8", "replace"), done.stdout)
     return done.stdout
 
 

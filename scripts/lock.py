@@ -38,19 +38,31 @@ def differences(lock: Lock, now: Lock) -> list[str]:
     found = []
     for name, old in lock.upstreams.items():
         new = now.upstreams[name]
-        for path in sorted({*old.files, *new.files}):
-            if path not in new.files:
-                found.append(f"{path} is locked but missing")
-            elif path not in old.files:
-                found.append(f"{path} is not locked")
-            elif old.files[path] != new.files[path]:
-                found.append(f"{path} differs from its locked sha256")
+        found += differing(old.files, new.files)
         for key in ("base_tree", "patched_tree", "digest"):
             if getattr(old, key) != getattr(new, key):
                 found.append(f"{name}: {key.replace('_', ' ')} is {getattr(new, key)}, locked {getattr(old, key)}")
     if lock.recorded_hash != lock.hash:
         found.append(f"lock hash stated {lock.recorded_hash[:16]}, the values of the lock come to {lock.hash[:16]}")
     return found
+
+
+def differing(locked: dict[str, str], actual: dict[str, str]) -> list[str]:
+    """Where two listings of files disagree, a sentence each."""
+    found = []
+    for path in sorted({*locked, *actual}):
+        if path not in actual:
+            found.append(f"{path} is locked but missing")
+        elif path not in locked:
+            found.append(f"{path} is not locked")
+        elif locked[path] != actual[path]:
+            found.append(f"{path} differs from its locked sha256")
+    return found
+
+
+def compare_files(project: Project, upstream: Upstream) -> list[str]:
+    """Where the files of the project differ from those locked for `upstream`; contents need not parse."""
+    return differing(upstream.files, stack.digests(project, upstream.name))
 
 
 def run(project: Project, args: argparse.Namespace) -> int:

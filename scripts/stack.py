@@ -156,7 +156,6 @@ def check_path(path: bytes, mode: str | None, data: bytes, *, where: str) -> Non
 
 def load(project: Project, upstream: str) -> Stack:
     """Read and parse the stack of one upstream. Raises ToolError for the first thing that cannot be used."""
-    digests = {f"patches/{upstream}/series": sha256((project.patches(upstream) / "series"), upstream)}
     patches = []
     for name in read_series(project, upstream):
         path = project.patches(upstream) / f"{name}.patch"
@@ -168,18 +167,17 @@ def load(project: Project, upstream: str) -> Stack:
                 where=str(path),
                 action="restore the file or remove its line from the series",
             ) from None
-        digests[f"patches/{upstream}/{name}.patch"] = hashlib.sha256(data).hexdigest()
         patches.append(parse_patch(name, data, str(path)))
     overlay = read_overlay(project.overlay(upstream))
-    for file in overlay:
+    return Stack(upstream, tuple(patches), tuple(overlay), digests(project, upstream, overlay))
+
+
+def digests(project: Project, upstream: str, overlay: list[OverlayFile] | None = None) -> dict[str, str]:
+    """sha256 of series, patch files and overlay by project path; a mode other than 100644 is added to it."""
+    folder = project.patches(upstream)
+    files = sorted(p for p in folder.glob("*") if p.is_file() and (p.name == "series" or p.suffix == ".patch"))
+    found = {f"patches/{upstream}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    for file in read_overlay(project.overlay(upstream)) if overlay is None else overlay:
         mode = "" if file.mode == "100644" else f" {file.mode}"
-        digests[f"overlay/{upstream}/{quote(file.path)}"] = hashlib.sha256(file.data).hexdigest() + mode
-    return Stack(upstream, tuple(patches), tuple(overlay), digests)
-
-
-def sha256(path: Path, upstream: str) -> str:
-    """sha256 of a file, as a ToolError when it is missing."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except FileNotFoundError:
-        raise ToolError(f"no series for `{upstream}`", where=str(path), action="restore the file") from None
+        found[f"overlay/{upstream}/{quote(file.path)}"] = hashlib.sha256(file.data).hexdigest() + mode
+    return found

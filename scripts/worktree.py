@@ -50,12 +50,17 @@ def compute(cached: Path, stack: Stack, root: str) -> list[Commit]:
 def patched_tree(cached: Path, commits: list[Commit]) -> str:
     """Tree id of `commits` over the cached base, found in a scratch repository."""
     with tempfile.TemporaryDirectory(prefix="frontier-") as scratch:
-        repo = Path(scratch)
-        git.init_bare(repo)
-        (repo / "objects" / "info").mkdir(exist_ok=True)
-        (repo / "objects" / "info" / "alternates").write_text(f"{cached / 'objects'}\n")
+        repo = scratch_repository(Path(scratch), cached)
         base = git.text(cached, "rev-parse", BASE_REF)
         return write_commits(repo, base, commits, BRANCH)[1]
+
+
+def scratch_repository(folder: Path, cached: Path) -> Path:
+    """A bare repository in `folder` that borrows the objects of the cached base."""
+    git.init_bare(folder)
+    (folder / "objects" / "info").mkdir(exist_ok=True)
+    (folder / "objects" / "info" / "alternates").write_text(f"{cached / 'objects'}\n")
+    return folder
 
 
 def read_stamp(tree: Path) -> Stamp | None:
