@@ -22,6 +22,9 @@ VERBS = {
     "status": "the debt of the stack as numbers",
     "guard": "drop just one patch and demand that its guard fails, then with it that it passes",
     "show": "render one patch with as much context as wanted",
+    "wheels": "build both wheels from the locked trees into dist/",
+    "env": "build or repair the virtual environments below build/",
+    "test": "run every suite in its environment",
 }
 _CODES = """exit codes:
   0  done

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 
 from vllm_gaudi.distribution.parts import PARTS
+from vllm_gaudi.distribution.record import log_once
 
 _registered: list[str] = []
 
@@ -30,6 +31,7 @@ def register() -> None:
     from vllm.logger import init_logger
 
     init_logger("vllm.plugins.distribution").info("distribution registered: %s", ", ".join(_registered))
+    log_once()
 
 
 def register_part(part: str) -> None:

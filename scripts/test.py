@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""test: every suite in its own environment, one summary line a suite, one closing line over all."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts import env as env_verb
+from scripts import environment
+from scripts.console import data, note
+from scripts.environment import Environment
+from scripts.errors import Exit, ToolError
+from scripts.paths import Project
+
+_NOTHING_COLLECTED = 5  # pytest's exit code
+# A test must neither phone home nor fetch a model; what is set by the caller stands.
+_DEFAULTS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One suite: its folders, and what makes the environment it runs in."""
+
+    name: str
+    folders: tuple[str, ...]
+    prepare: Callable[[Project], Environment]
+
+
+@dataclass
+class Result:
+    """Counts of one part. `reason` is set when the part could not run at all."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    code: int = 0
+    reason: str = ""
+
+    def line(self) -> str:
+        """The summary line of this part."""
+        if self.reason:
+            return f"{self.name:<8} SKIP  {self.reason}"
+        verdict = "FAIL" if self.failed or self.code else "PASS"
+        counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+        crash = f"; pytest ended with {self.code}" if self.code and not self.failed else ""
+        return f"{self.name:<8} {verdict}  {counts} in {self.seconds:.0f} s{crash}"
+
+
+PARTS = (
+    Part("build", ("gates/build", "gates/attacks"), lambda project: environment.ensure("dev")),
+    Part("cpu", ("gates/cpu",), env_verb.ensure_serve),
+    Part("oracle", ("gates/oracle/tests",), lambda project: environment.ensure("hf")),
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--long", action="store_true", help="only the tests marked `long`, which are left out otherwise"
+    )
+    parser.add_argument("--part", action="append", choices=[part.name for part in PARTS], help="default: all")
+    parser.add_argument("words", nargs="*", help="further words for pytest, after --")
+
+
+def run(project: Project, args: argparse.Namespace) -> int:
+    """Run the parts and print the summary; exit 1 when a test failed."""
+    chosen = [part for part in PARTS if not args.part or part.name in args.part]
+    results = [run_part(project, part, long=args.long, words=args.words) for part in chosen]
+    data("")
+    for result in results:
+        data(result.line())
+    passed, failed, skipped = (sum(getattr(r, key) for r in results) for key in ("passed", "failed", "skipped"))
+    # A part that could not run counts as one skip: the closing line must not look as if it had been there and passed.
+    skipped += sum(1 for r in results if r.reason)
+    failed += sum(1 for r in results if r.code and not r.failed)
+    data(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return Exit.CHECK_FAILED if failed else Exit.OK
+
+
+def run_part(project: Project, part: Part, *, long: bool, words: list[str]) -> Result:
+    """Run one part. An unreachable source makes it a SKIP with the reason; any other fault raises."""
+    result = Result(part.name)
+    folders = [folder for folder in part.folders if (project.root / folder).is_dir()]
+    if not folders:
+        return result
+    note(f"== {part.name}: {' '.join(folders)}")
+    try:
+        env = part.prepare(project)
+    except ToolError as error:
+        if error.code != Exit.UNREACHABLE:
+            raise
+        result.reason = f"{error.what} ({error.where})"
+        note(f"== {part.name}: SKIP: {result.reason}")
+        return result
+    report = project.build / "test" / f"{part.name}.xml"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    command = [str(env.interpreter), "-m", "pytest", *folders, "-m", "long" if long else "not long"]
+    command += [f"--junitxml={report}", "--color=auto", *words]
+    started = time.monotonic()
+    code = subprocess.run(
+        command, cwd=project.root, stdin=subprocess.DEVNULL, env={**_DEFAULTS, **os.environ}, check=False
+    ).returncode
+    result.seconds = time.monotonic() - started
+    if report.exists():
+        count(report, result)
+    result.code = 0 if code == _NOTHING_COLLECTED else code
+    return result
+
+
+def count(report: Path, result: Result) -> None:
+    """Add the counts of a JUnit file to `result`; an error in a fixture counts as a failure, once a test."""
+    cases = ET.parse(report).getroot().iter("testcase")
+    for case in cases:
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            result.failed += 1
+        elif "skipped" in kinds:
+            result.skipped += 1
+        else:
+            result.passed += 1
