@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m gates.controls.matrix`: every gate against every fault; red where due, green elsewhere.
+
+By default the good server is the stand-in; with `--base-url` any healthy server is spoiled instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from gates.controls import faults, proxy, toy_server
+from gates.core import gate, profile, server_facts, thresholds
+from gates.core.client import Client
+from gates.core.result import Verdict
+from gates.core.runner import run_one
+
+# A fault may also trip gates that are not its own, where it spoils what they measure; named here, with the reason.
+ALSO_RED: dict[str, dict[str, str]] = {
+    "duplicated-token": {
+        "needles": "the value found is written with a doubled digit",
+        "ruler-multi-key": "likewise",
+        "api-sampling": "a stop string's text is doubled too",
+    },
+    "marker-in-content": {
+        "api-structured": "a marker after a JSON answer makes it no JSON",
+        "api-tool-choice": "two of its checks forbid markup in content",
+    },
+    "early-stop": {
+        "api-logprobs": "usage no longer agrees with the rows",
+        "api-stream": "the plain answer no longer equals the stream",
+        "api-structured": "an empty answer matches no schema",
+        "api-usage-errors": "usage no longer adds up",
+    },
+    "unconstrained-json": {"api-responses": "its text.format check is a structured output"},
+    "endless-thinking": {
+        "api-chat": "reasoning is shown although hidden was asked",
+        "api-sampling": "a stop string no longer ends the turn",
+        "api-stream": "the plain answer no longer equals the stream",
+        "api-structured": "no answer is left to judge",
+    },
+    "refusing-overload": {"isolation": "it drives the server past its capacity on purpose; ends in ERROR"},
+}
+
+
+def context(base_url: str, cache: Path, *, profile_name: str = "tiny", reference: Path | None = None) -> gate.Context:
+    """A gate context with short deadlines for control runs."""
+    sizes = dataclasses.replace(profile.get(profile_name), deadline_s=20.0, gate_deadline_s=120.0)
+    client = Client(base_url, deadline_s=sizes.deadline_s, concurrency=sizes.concurrency)
+    facts = server_facts.read(client)
+    return gate.Context(client, facts, sizes, thresholds.load(), cache_dir=cache, reference=reference)
+
+
+def verdicts(ctx: gate.Context, gates: Iterable[gate.Gate]) -> dict[str, tuple[Verdict, str]]:
+    out = {}
+    for entry in gates:
+        result = run_one(entry, ctx)
+        out[entry.name] = (result.verdict, result.reason)
+    return out
+
+
+def spoiled(
+    base_url: str, name: str, cache: Path, gates: Iterable[gate.Gate], **options: object
+) -> dict[str, tuple[Verdict, str]]:
+    """Verdicts of gates against the server spoiled by one fault; the cache holds what the good server recorded."""
+    server, address = proxy.serve(base_url, faults.make(name))
+    try:
+        ctx = context(base_url, cache, **options)  # type: ignore[arg-type]
+        client = Client(address, deadline_s=ctx.profile.deadline_s, concurrency=ctx.profile.concurrency)
+        client._model = ctx.facts.model  # known from the good server, so that a broken list does not hide the gate
+        return verdicts(dataclasses.replace(ctx, client=client), gates)
+    finally:
+        server.shutdown()
+
+
+def unexpected(name: str, seen: dict[str, tuple[Verdict, str]], due: set[str]) -> dict[str, str]:
+    """Gates that are red without being due. With a transport fault ERROR is right everywhere, only FAIL is wrong."""
+    transport = faults.make(name).transport
+    allowed = due | set(ALSO_RED.get(name, {}))
+    wrong = {Verdict.FAIL} if transport else {Verdict.FAIL, Verdict.ERROR}
+    return {k: v[1] for k, v in seen.items() if v[0] in wrong and k not in allowed}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gates.controls.matrix", description=__doc__)
+    parser.add_argument("--base-url", default=None)
+    parser.add_argument("--only", action="append", default=[], help="fault; repeatable")
+    args = parser.parse_args(argv)
+    base = args.base_url or toy_server.start()[1]
+    all_gates = list(gate.discover().values())
+    good_cache = Path(tempfile.mkdtemp(prefix="gate-controls-"))
+    healthy = verdicts(context(base, good_cache), all_gates)
+    print("healthy", {k: v[0].value for k, v in healthy.items() if v[0] not in (Verdict.PASS, Verdict.SKIP)})
+    wrong = 0
+    for name in args.only or faults.NAMES:
+        cache = Path(tempfile.mkdtemp(prefix="gate-controls-"))
+        shutil.copytree(good_cache, cache, dirs_exist_ok=True)
+        seen = spoiled(base, name, cache, [g for g in all_gates if healthy[g.name][0] is Verdict.PASS])
+        due = {g.name for g in all_gates if name in g.faults and g.name in seen}
+        red = {k for k, v in seen.items() if v[0] in (Verdict.FAIL, Verdict.ERROR)}
+        missed, extra = due - red, unexpected(name, seen, due)
+        wrong += bool(missed or extra)
+        print(f"{name}: red {sorted(red & due)}, also {sorted(red - due)}; missed {sorted(missed)}; unexpected {extra}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gate is, and what it is given."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gates.core.client import Client
+from gates.core.errors import GateError
+from gates.core.profile import Profile
+from gates.core.result import GateResult, Measurement, Verdict
+from gates.core.server_facts import ServerFacts
+from gates.core.thresholds import Threshold
+from gates.core.wording import WORDINGS, Wording
+
+
+class Skip(Exception):
+    """Raised by a gate that cannot be tried here; the text is the reason."""
+
+
+@dataclass
+class Context:
+    """Everything a gate may use.
+
+    Attributes:
+        client: the server under test.
+        facts: what it told about itself.
+        profile: lengths, counts and seeds in force.
+        thresholds: by gate name.
+        progress: call with a short text while working.
+        measure_floor: also measure the server against itself.
+        cache_dir: for reference scores.
+        reference: scores of the CPU reference on given passages (gates/core/reference.py), if any.
+    """
+
+    client: Client
+    facts: ServerFacts
+    profile: Profile
+    thresholds: Mapping[str, Threshold]
+    progress: Callable[[str], None] = lambda text: None
+    measure_floor: bool = False
+    cache_dir: Path = Path("build/gate-cache")
+    reference: Path | None = None
+
+    @property
+    def wording(self) -> Wording:
+        """The texts to send, by the profile's name for them."""
+        return WORDINGS[self.profile.wording]
+
+    def lengths(self, wanted: tuple[int, ...], *, reserve: int) -> list[int]:
+        """Context rungs in tokens that fit the server with `reserve` tokens to spare.
+
+        Raises:
+            Skip: none fits.
+        """
+        limit = self.facts.max_model_len
+        fitting = [n for n in wanted if limit is None or n + reserve <= limit]
+        if not fitting:
+            raise Skip(f"the server's context of {limit} tokens holds none of the rungs {list(wanted)}")
+        return fitting
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate: a name, what it says when it passes, and how it is run.
+
+    Attributes:
+        name: kebab-case, unique; also the key in thresholds.toml where it has a limit.
+        category: `quality`, `isolation`, `api`, `robustness` or `operation`; the report's sections.
+        summary: one line for `--list`.
+        estimate_s: rough duration per profile name, for progress only.
+        run: the work; returns a result, raises Skip, or raises GateError (the gate broke or the server is no server).
+        faults: names of the known faults (gates/controls) this gate must turn red on.
+    """
+
+    name: str
+    category: str
+    summary: str
+    run: Callable[[Context], GateResult]
+    faults: tuple[str, ...] = ()
+    estimate_s: Mapping[str, float] = field(default_factory=dict)
+
+
+CATEGORIES = ("quality", "isolation", "api", "robustness", "operation")
+
+
+def judge(
+    ctx: Context,
+    gate: str,
+    measurement: Measurement,
+    *,
+    noise_floor: float | None = None,
+    seeds: tuple[int, ...] = (),
+    details: Mapping[str, Any] | None = None,
+) -> GateResult:
+    """Hold a measurement to the gate's threshold.
+
+    Raises:
+        GateError: the gate has no threshold, or the threshold lies below the measured floor.
+    """
+    limit = ctx.thresholds.get(gate)
+    if limit is None:
+        raise GateError("no threshold", where=f"gate {gate}", action="add it to gates/thresholds.toml with its source")
+    if measurement.value is None:
+        raise GateError("nothing was measured", where=f"gate {gate}")
+    if noise_floor is not None:
+        limit.check_floor(noise_floor)
+    good = limit.holds(measurement.value)
+    comparison = "at most" if limit.direction == "max" else "at least"
+    return GateResult(
+        gate=gate,
+        verdict=Verdict.PASS if good else Verdict.FAIL,
+        reason="" if good else f"{measurement.value:.6g} {measurement.unit}, allowed is {comparison} {limit.value:g}",
+        measurement=measurement,
+        threshold=limit.value,
+        threshold_direction=limit.direction,
+        threshold_source=limit.source,
+        noise_floor=noise_floor,
+        seeds=seeds,
+        details=details or {},
+    )
+
+
+def checks(gate: str, outcomes: Mapping[str, str], *, details: Mapping[str, Any] | None = None) -> GateResult:
+    """A yes-or-no gate of named checks.
+
+    Args:
+        outcomes: check name to "" where it held, "skip: REASON" where it could not be tried, or what went wrong.
+    """
+    tried = {k: v for k, v in outcomes.items() if not v.startswith("skip: ")}
+    wrong = {k: v for k, v in tried.items() if v}
+    if not tried:
+        return GateResult(gate=gate, verdict=Verdict.SKIP, reason=next(iter(outcomes.values()), "skip: no checks")[6:])
+    first = next(iter(wrong.items()), ("", ""))
+    return GateResult(
+        gate=gate,
+        verdict=Verdict.FAIL if wrong else Verdict.PASS,
+        reason=f"{len(wrong)} of {len(tried)} checks failed, first `{first[0]}`: {first[1]}" if wrong else "",
+        measurement=Measurement(
+            value=float(len(tried) - len(wrong)), unit=f"of {len(tried)} checks", samples=len(tried)
+        ),
+        details={"checks": dict(outcomes), **(details or {})},
+    )
+
+
+def discover(package: str = "gates.device") -> dict[str, Gate]:
+    """All gates of a package, in category order, then by name.
+
+    Raises:
+        GateError: two gates share a name, or a category is unknown.
+    """
+    found: dict[str, Gate] = {}
+    root = importlib.import_module(package)
+    for info in pkgutil.iter_modules(root.__path__):
+        if info.name.startswith("_") or info.ispkg:
+            continue
+        module = importlib.import_module(f"{package}.{info.name}")
+        gates = getattr(module, "GATES", None) or ((module.GATE,) if hasattr(module, "GATE") else ())
+        for gate in gates:
+            if gate.category not in CATEGORIES:
+                raise GateError(f"unknown category {gate.category!r}", where=f"gate {gate.name}")
+            if gate.name in found:
+                raise GateError("two gates of one name", where=f"gate {gate.name}", action="rename one")
+            found[gate.name] = gate
+    return dict(sorted(found.items(), key=lambda item: (CATEGORIES.index(item[1].category), item[0])))

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a run does: `tiny` for the emulated Gaudi with a small model, `node` for a real node, `quick` in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gates.core.errors import GateError
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Sizes of a run, the same for every gate.
+
+    Attributes:
+        rungs: context lengths in tokens for the quality gates.
+        depths: needle positions as a share of the context.
+        samples: repeats of the statistical gates.
+        greedy_tokens: length of greedy continuations.
+        isolation_outputs: answers checked for foreign content.
+        concurrency: requests under way at once.
+        deadline_s: total seconds for one request.
+        gate_deadline_s: total seconds for one gate.
+        wording: name of the texts to send (gates/core/wording.py).
+        answer_tokens: room for an answer, reasoning included.
+        seed: base of all random choices.
+    """
+
+    name: str
+    rungs: tuple[int, ...]
+    depths: tuple[float, ...]
+    samples: int
+    greedy_tokens: int
+    isolation_outputs: int
+    concurrency: int
+    deadline_s: float
+    gate_deadline_s: float
+    wording: str = "plain"
+    answer_tokens: int = 2048
+    seed: int = 1761
+
+
+PROFILES = {
+    "tiny": Profile(
+        name="tiny",
+        rungs=(96, 192, 384),
+        depths=(0.1, 0.5, 0.9),
+        samples=8,
+        greedy_tokens=32,
+        isolation_outputs=48,
+        concurrency=4,
+        deadline_s=60.0,
+        gate_deadline_s=600.0,
+        wording="toy",
+        answer_tokens=96,
+    ),
+    "quick": Profile(
+        name="quick",
+        rungs=(2048, 8192, 32768),
+        depths=(0.1, 0.5, 0.9),
+        samples=20,
+        greedy_tokens=128,
+        isolation_outputs=96,
+        concurrency=8,
+        deadline_s=300.0,
+        gate_deadline_s=1800.0,
+    ),
+    "node": Profile(
+        name="node",
+        rungs=(2048, 8192, 32768, 65536, 126000, 250000),
+        depths=(0.1, 0.5, 0.9),
+        samples=50,
+        greedy_tokens=512,
+        isolation_outputs=512,
+        concurrency=16,
+        deadline_s=1800.0,
+        gate_deadline_s=4 * 3600.0,
+    ),
+}
+
+
+def get(name: str) -> Profile:
+    """A profile by name.
+
+    Raises:
+        GateError: no such profile.
+    """
+    if name not in PROFILES:
+        raise GateError(f"no profile `{name}`", action=f"choose one of {', '.join(PROFILES)}")
+    return PROFILES[name]

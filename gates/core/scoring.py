@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-token scores from a server: of a given text (prompt_logprobs) and of its own continuation (logprobs)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gates.core.client import Client, ServerTrouble
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of tokens 1.. of a prompt: the token's own log probability (nats) and the listed candidates."""
+
+    logprobs: tuple[float, ...]
+    top: tuple[dict[int, float], ...]
+
+
+def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool | None = None) -> Scores:
+    """Log probabilities the server gives to a text, through `prompt_logprobs`.
+
+    Args:
+        tokens: the whole text, ids.
+        top: candidates per position.
+        cached: not False lets the prefix cache serve; False asks for a private cache salt.
+    Raises:
+        ServerTrouble: the answer has no or too few prompt logprobs.
+    """
+    options: dict[str, Any] = {"prompt_logprobs": top, "max_tokens": 1, "temperature": 0}
+    if cached is False:
+        options["cache_salt"] = f"gate-{id(options)}"
+    answer = client.complete(list(tokens), **options)
+    rows = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs")
+    if not isinstance(rows, list) or len(rows) != len(tokens):
+        got = len(rows) if isinstance(rows, list) else None
+        raise ServerTrouble(f"{got} rows of prompt_logprobs for {len(tokens)} tokens", where="POST /v1/completions")
+    own, listed = [], []
+    for token, row in zip(tokens[1:], rows[1:], strict=True):
+        table = {int(k): float(v["logprob"]) for k, v in (row or {}).items()}
+        if token not in table:
+            raise ServerTrouble(f"token {token} is missing from its own row", where="prompt_logprobs")
+        own.append(table[token])
+        listed.append(table)
+    return Scores(tuple(own), tuple(listed))
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A greedy continuation: token ids and the log probability of each when it was decoded."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+
+
+def continue_greedily(client: Client, prompt: Sequence[int], *, max_tokens: int, **options: Any) -> Continuation:
+    """Decode `max_tokens` tokens greedily (EOS ignored) with their log probabilities.
+
+    Raises:
+        ServerTrouble: ids or log probabilities are missing.
+    """
+    answer = client.complete(
+        list(prompt),
+        max_tokens=max_tokens,
+        temperature=0,
+        logprobs=1,
+        ignore_eos=True,
+        return_tokens_as_token_ids=True,
+        **options,
+    )
+    choice = answer["choices"][0]
+    block = choice.get("logprobs") or {}
+    names, values = block.get("tokens"), block.get("token_logprobs")
+    if not names or not values or len(names) != len(values):
+        raise ServerTrouble("no logprobs of the continuation", where="POST /v1/completions")
+    try:
+        ids = tuple(int(str(name).removeprefix("token_id:")) for name in names)
+    except ValueError as error:
+        raise ServerTrouble("tokens are not told as ids", where="return_tokens_as_token_ids") from error
+    return Continuation(ids, tuple(float(v) for v in values), str(choice.get("finish_reason")))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server tells about itself: version, lock hash, model, metrics. Absent facts are None, never guessed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gates.core.client import Client
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
+_LOCK = re.compile(r"\+frontier\.([0-9a-f]{8,64})")
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """Identity of the server under test, written into the ledger's run header.
+
+    Attributes:
+        version: `/version`, as told.
+        lock_hash: the distribution's lock hash, from the version's local part; None on another build.
+        model: served model name.
+        max_model_len: longest context in tokens, where `/v1/models` tells.
+        model_card: the rest of the model's card (template hash, effort levels, ...).
+    """
+
+    version: str | None
+    lock_hash: str | None
+    model: str
+    max_model_len: int | None
+    model_card: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read(client: Client) -> ServerFacts:
+    """Ask the server who it is.
+
+    Raises:
+        ServerTrouble: `/v1/models` does not answer; everything else is optional.
+    """
+    card = client.ok("GET", "/v1/models")["data"][0] if client.model else {}
+    reply = client.request("GET", "/version")
+    version = reply.data.get("version") if reply.status == 200 and isinstance(reply.data, dict) else None
+    found = _LOCK.search(version or "")
+    length = card.get("max_model_len")
+    rest = {
+        k: v for k, v in card.items() if k not in ("id", "object", "created", "owned_by", "permission", "max_model_len")
+    }
+    return ServerFacts(
+        version=version,
+        lock_hash=found.group(1) if found else None,
+        model=client.model,
+        max_model_len=length if isinstance(length, int) else None,
+        model_card=rest,
+    )
+
+
+def metrics(client: Client) -> dict[str, float] | None:
+    """`/metrics` summed over labels, by metric name; None where the server has no such page."""
+    reply = client.request("GET", "/metrics")
+    if reply.status != 200:
+        return None
+    totals: dict[str, float] = {}
+    for line in reply.text.splitlines():
+        if line.startswith("#"):
+            continue
+        match = _SAMPLE.match(line.strip())
+        if not match:
+            continue
+        try:
+            totals[match[1]] = totals.get(match[1], 0.0) + float(match[3])
+        except ValueError:
+            continue
+    return totals
+
+
+def metric_labels(client: Client, name: str) -> list[dict[str, str]]:
+    """The label sets under which one metric is reported (e.g. `vllm:cache_config_info`)."""
+    reply = client.request("GET", "/metrics")
+    out = []
+    for line in reply.text.splitlines() if reply.status == 200 else []:
+        match = _SAMPLE.match(line.strip())
+        if match and match[1] == name:
+            out.append(dict(re.findall(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"', match[2] or "")))
+    return out

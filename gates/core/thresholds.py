@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Thresholds: one file, each with its direction, source and reason. A gate without an entry there cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomlkit
+import tomlkit.exceptions
+
+from gates.core.errors import GateError
+
+DEFAULT = Path(__file__).resolve().parents[1] / "thresholds.toml"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A limit: `max` means the measurement must not exceed it, `min` that it must reach it.
+
+    Attributes:
+        floor_factor: how many times a measured noise floor the limit must at least be; 0 where no floor applies.
+        port_page: the value the port pages used, None where they have no such gate.
+    """
+
+    gate: str
+    value: float
+    direction: str
+    unit: str
+    source: str
+    reason: str
+    floor_factor: float = 0.0
+    port_page: float | None = None
+
+    def holds(self, value: float) -> bool:
+        return value <= self.value if self.direction == "max" else value >= self.value
+
+    def check_floor(self, floor: float) -> None:
+        """Refuse a limit tighter than the server's distance from itself.
+
+        Raises:
+            GateError: the limit lies below `floor_factor` x floor (for `max` limits).
+        """
+        if self.direction == "max" and self.floor_factor and self.value < self.floor_factor * floor:
+            raise GateError(
+                f"threshold {self.value:g} {self.unit} is below {self.floor_factor:g} x the measured floor {floor:g}",
+                where=f"gate {self.gate}",
+                action="raise it in gates/thresholds.toml with the measured reason, in its own commit",
+            )
+
+
+def load(path: Path = DEFAULT) -> dict[str, Threshold]:
+    """Read the file.
+
+    Raises:
+        GateError: unreadable, not TOML, an unknown or missing key, a direction other than `max` and `min`.
+    """
+    try:
+        data = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+    except OSError as error:
+        raise GateError(f"cannot read thresholds ({error.strerror})", where=str(path)) from error
+    except tomlkit.exceptions.ParseError as error:
+        raise GateError(f"not TOML ({error})", where=str(path), action="mend the file") from error
+    out: dict[str, Threshold] = {}
+    for gate, body in data.items():
+        where = f"{path.name} [{gate}]"
+        try:
+            entry = Threshold(gate=gate, **body)
+        except TypeError as error:
+            raise GateError(
+                str(error).replace("Threshold.__init__() ", ""), where=where, action="see the head of the file"
+            ) from error
+        if entry.direction not in ("max", "min"):
+            raise GateError(f"direction {entry.direction!r}", where=where, action="use `max` or `min`")
+        if not entry.source or not entry.reason:
+            raise GateError("a threshold without source or reason", where=where, action="write both")
+        out[gate] = entry
+    return out

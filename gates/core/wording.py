@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: SIM905 (word lists read better as text)
+"""The texts gates send. Wording changes verdicts (a model may refuse a "secret code"), so it is a named parameter.
+
+`plain` is for real models. `toy` is the language the small model of gates/toy is trained on: the same gates then mean
+something on a model that fits this machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_NAMES = (
+    "Amina Boris Chen Dalia Emeka Farah Goran Hana Ivo Jun Kofi Lena Mateo Nadia Omar Petra Quinn Rosa Sami Tove"
+).split(" ")
+_PLACES = "harbour,library,orchard,station,bakery,workshop,museum,garden,market,observatory".split(",")
+_THINGS = ["lantern", "violin", "ledger", "compass", "kettle", "bicycle", "telescope", "umbrella", "painting", "map"]
+_VERBS = "repaired,moved,painted,described,borrowed,cleaned,sold,measured,photographed,returned".split(",")
+_WHEN = ["in the morning", "before noon", "after lunch", "late in the evening", "on the same day", "a week later"]
+
+
+def _sentence(rng: random.Random) -> str:
+    return (
+        f"{rng.choice(_NAMES)} {rng.choice(_VERBS)} the {rng.choice(_THINGS)} near the {rng.choice(_PLACES)} "
+        f"{rng.choice(_WHEN)}."
+    )
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How filler, facts and questions read.
+
+    Attributes:
+        filler: one sentence of text that means nothing to the question.
+        fact: (key, value) to the sentence that holds it.
+        question: key to the prompt's end, so that a greedy continuation names the value.
+        copy_opening, copy_again: what stands before the text to copy and before the place to repeat it.
+        keys, values: what names and values may be.
+        chat: send as a chat message (True) or as a plain completion (False).
+    """
+
+    name: str
+    filler: Callable[[random.Random], str]
+    fact: Callable[[str, str], str]
+    question: Callable[[str], str]
+    copy_opening: str
+    copy_again: str
+    keys: tuple[str, ...]
+    values: Callable[[random.Random], str]
+    chat: bool
+
+    def pick(self, rng: random.Random, count: int) -> list[tuple[str, str]]:
+        """`count` distinct (key, value) pairs."""
+        keys = rng.sample(self.keys, count)
+        values: list[str] = []
+        while len(values) < count:
+            value = self.values(rng)
+            if value not in values:
+                values.append(value)
+        return list(zip(keys, values, strict=True))
+
+
+PLAIN = Wording(
+    name="plain",
+    filler=_sentence,
+    fact=lambda key, value: f"The number of the {key} locker is {value}.",
+    question=lambda key: f"What is the number of the {key} locker? Answer with the number only.",
+    copy_opening="Here is a line of text:\n",
+    copy_again="\nRepeat that line of text exactly, and nothing else.",
+    keys=tuple(f"{colour} {thing}" for colour in ("red", "blue", "green", "amber", "white") for thing in _THINGS),
+    values=lambda rng: str(rng.randrange(100000, 999999)),
+    chat=True,
+)
+
+_TOY_WORDS = tuple(chr(c) for c in range(ord("a"), ord("z") + 1))
+
+TOY = Wording(
+    name="toy",
+    filler=lambda rng: "".join(rng.choice(_TOY_WORDS) for _ in range(3)) + ".",
+    fact=lambda key, value: f"{key}={value};",
+    question=lambda key: f"?{key}=",
+    copy_opening="<",
+    copy_again="><",
+    keys=tuple(a + b for a in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for b in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
+    values=lambda rng: f"{rng.randrange(10000):04d}",
+    chat=False,
+)
+
+WORDINGS = {wording.name: wording for wording in (PLAIN, TOY)}

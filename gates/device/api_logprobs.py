@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""API checks 93-100: log probabilities of answers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gates.core.suite import Api, Suite, expect
+
+SUITE = Suite("api-logprobs", "logprobs of chat answers: complete, sorted, finite, hidden when due")
+
+
+def _rows(api: Api, **options: Any) -> list[dict[str, Any]]:
+    choice = api.choice(logprobs=True, **{"max_tokens": 12, "top_logprobs": 3, **options})
+    return list((choice.get("logprobs") or {}).get("content") or [])
+
+
+@SUITE.check(93, "one row per completion token")
+def _count(api: Api) -> None:
+    body = api.body(logprobs=True, top_logprobs=1, max_tokens=12)
+    answer = api.client.ok("POST", "/v1/chat/completions", body)
+    rows = (answer["choices"][0].get("logprobs") or {}).get("content") or []
+    expect(len(rows) == answer["usage"]["completion_tokens"], f"{len(rows)} rows, usage {answer['usage']}")
+
+
+@SUITE.check(94, "top_logprobs gives k sorted entries")
+def _sorted(api: Api) -> None:
+    for row in _rows(api):
+        values = [entry["logprob"] for entry in row["top_logprobs"]]
+        expect(len(values) >= 3 and values[:3] == sorted(values[:3], reverse=True), f"{values}")
+
+
+@SUITE.check(95, "every chosen token's log probability is finite and at most 0")
+def _finite(api: Api) -> None:
+    for row in _rows(api, temperature=1, seed=5):
+        expect(math.isfinite(row["logprob"]) and row["logprob"] <= 0, f"{row['logprob']}")
+
+
+@SUITE.check(96, "the rows' bytes join to text")
+def _bytes(api: Api) -> None:
+    raw = b"".join(bytes(row.get("bytes") or []) for row in _rows(api))
+    expect(raw, "no bytes")
+
+
+@SUITE.check(97, "a stream's rows equal the plain answer's")
+def _stream(api: Api) -> None:
+    plain = [row["token"] for row in _rows(api)]
+    stream = api.stream(logprobs=True, top_logprobs=3, max_tokens=12)
+    rows = [
+        row["token"]
+        for c in stream.chunks
+        for choice in c.get("choices") or []
+        for row in ((choice.get("logprobs") or {}).get("content") or [])
+    ]
+    expect(rows == plain, f"{rows} against {plain}")
+
+
+@SUITE.check(98, "rows are hidden with include_reasoning false in a stream of reasoning")
+def _hidden(api: Api) -> None:
+    stream = api.stream(logprobs=True, top_logprobs=1, max_tokens=4, include_reasoning=False)
+    rows = [
+        row
+        for c in stream.chunks
+        for choice in c.get("choices") or []
+        for row in ((choice.get("logprobs") or {}).get("content") or [])
+    ]
+    expect(not rows or stream.joined("content"), "rows of hidden reasoning")
+
+
+@SUITE.check(99, "under a grammar the chosen token is possible")
+def _grammar(api: Api) -> None:
+    rows = _rows(api, structured_outputs={"choice": ["alpha", "beta"]}, max_tokens=api.room)
+    expect(
+        rows and all(math.isfinite(row["logprob"]) for row in rows), "a chosen token with an infinite log probability"
+    )
+
+
+@SUITE.check(100, "top_logprobs 0 is accepted")
+def _zero(api: Api) -> None:
+    expect(_rows(api, top_logprobs=0), "no rows")
+
+
+GATE = SUITE.gate()

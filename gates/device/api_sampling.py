@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""API checks 101-114: sampling, seeds, n, stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gates.core.schemas import PING
+from gates.core.suite import Api, Suite, expect, reasoning_of
+
+SUITE = Suite("api-sampling", "seeds, n, stop strings and sampling parameters do what they say")
+
+
+def _text(message: dict[str, Any]) -> str:
+    return reasoning_of(message) + "|" + (message.get("content") or "")
+
+
+def _sampled(api: Api, seed: int) -> str:
+    return _text(api.message("Tell me something.", temperature=1, seed=seed, max_tokens=24))
+
+
+@SUITE.check(101, "temperature 0 repeats")
+def _greedy(api: Api) -> None:
+    expect(_text(api.message(max_tokens=24)) == _text(api.message(max_tokens=24)), "two greedy answers differ")
+
+
+@SUITE.check(102, "a seed repeats")
+def _seed(api: Api) -> None:
+    expect(_sampled(api, 7) == _sampled(api, 7), "one seed, two answers")
+
+
+@SUITE.check(103, "seeds differ")
+def _seeds(api: Api) -> None:
+    expect(len({_sampled(api, s) for s in range(5)}) > 1, "five seeds, one answer")
+
+
+@SUITE.check(104, "n=2 gives two choices with their indices")
+def _two(api: Api) -> None:
+    answer = api.client.ok("POST", "/v1/chat/completions", api.body(n=2, temperature=1, seed=3, max_tokens=8))
+    expect([c["index"] for c in answer["choices"]] == [0, 1], "indices")
+
+
+@SUITE.check(105, "n=2 in a stream keeps its indices")
+def _two_stream(api: Api) -> None:
+    stream = api.stream(n=2, temperature=1, seed=3, max_tokens=8)
+    expect(len(stream.finish_reasons(0)) == 1 and len(stream.finish_reasons(1)) == 1, "finish reasons per index")
+
+
+@SUITE.check(106, "n=2 with tools")
+def _two_tools(api: Api) -> None:
+    body = api.body(n=2, temperature=1, seed=3, tools=[PING], tool_choice="required")
+    choices = api.client.ok("POST", "/v1/chat/completions", body)["choices"]
+    expect(len(choices) == 2 and all(c["message"].get("tool_calls") for c in choices), "calls in both choices")
+
+
+def _stop_at(api: Api, **options: Any) -> tuple[str, str]:
+    whole = str(api.client.complete("Hello", max_tokens=24, temperature=0, ignore_eos=True)["choices"][0]["text"])
+    expect(len(whole) > 6, "too short to stop in")
+    stop = whole[4:6]
+    cut = str(
+        api.client.complete("Hello", max_tokens=24, temperature=0, ignore_eos=True, stop=[stop, "\0never"], **options)[
+            "choices"
+        ][0]["text"]
+    )
+    return whole[: whole.index(stop)], cut.removesuffix(stop) if options else cut
+
+
+@SUITE.check(107, "a stop string is cut off")
+def _stop(api: Api) -> None:
+    expected, got = _stop_at(api)
+    expect(got == expected, f"{got!r}, expected {expected!r}")
+
+
+@SUITE.check(108, "a list of stop strings is accepted in chat")
+def _stop_list(api: Api) -> None:
+    expect(api.post(api.body(stop=["\n\n\n", "@@"], max_tokens=8)).status == 200, "refused")
+
+
+@SUITE.check(109, "include_stop_str_in_output keeps it")
+def _stop_kept(api: Api) -> None:
+    expected, got = _stop_at(api, include_stop_str_in_output=True)
+    expect(got == expected, f"{got!r}, expected {expected!r}")
+
+
+@SUITE.check(110, "a stop string met in the reasoning ends the turn cleanly")
+def _stop_reasoning(api: Api) -> None:
+    reasoning = reasoning_of(api.message(max_tokens=24))
+    if len(reasoning) < 4:
+        return
+    choice = api.choice(max_tokens=24, stop=[reasoning[2:4]])
+    expect(choice.get("finish_reason") == "stop", f"finish {choice.get('finish_reason')!r}")
+
+
+@SUITE.check(111, "stop_token_ids are honoured")
+def _stop_ids(api: Api) -> None:
+    ids = api.client.complete(
+        "Hello", max_tokens=6, temperature=0, ignore_eos=True, logprobs=0, return_tokens_as_token_ids=True
+    )
+    names = ids["choices"][0]["logprobs"]["tokens"]
+    stop = int(names[2].removeprefix("token_id:"))
+    first = [int(n.removeprefix("token_id:")) for n in names].index(stop)
+    cut = api.client.complete("Hello", max_tokens=6, temperature=0, ignore_eos=True, stop_token_ids=[stop], logprobs=0)
+    expect(cut["usage"]["completion_tokens"] == first + 1, f"usage {cut['usage']}")
+
+
+@SUITE.check(112, "top_p, top_k and min_p are accepted, and top_k 1 is greedy")
+def _filters(api: Api) -> None:
+    expect(api.post(api.body(temperature=1, top_p=0.9, top_k=20, min_p=0.05, max_tokens=4)).status == 200, "refused")
+    greedy = _text(api.message(max_tokens=12))
+    expect(_text(api.message(temperature=1, top_k=1, seed=9, max_tokens=12)) == greedy, "top_k 1 is not greedy")
+
+
+@SUITE.check(113, "logit_bias forces a token")
+def _bias(api: Api) -> None:
+    token = api.client.tokenize("a")[-1]
+    answer = api.client.complete(
+        "Hello",
+        max_tokens=3,
+        temperature=0,
+        ignore_eos=True,
+        logit_bias={str(token): 100.0},
+        logprobs=0,
+        return_tokens_as_token_ids=True,
+    )
+    names = answer["choices"][0]["logprobs"]["tokens"]
+    expect(names == [f"token_id:{token}"] * 3, f"tokens {names}")
+
+
+@SUITE.check(114, "penalties are accepted and change a repetitive text")
+def _penalties(api: Api) -> None:
+    options: dict[str, Any] = {
+        "max_tokens": 48,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_tokens_as_token_ids": True,
+    }
+    plain = api.client.complete("ab ab ab ab", **options)["choices"][0]["logprobs"]["tokens"]
+    bent = api.client.complete("ab ab ab ab", frequency_penalty=2.0, presence_penalty=2.0, **options)["choices"][0][
+        "logprobs"
+    ]["tokens"]
+    expect(
+        max(map(plain.count, plain)) <= 2 or max(map(bent.count, bent)) < max(map(plain.count, plain)),
+        "the most repeated token is as frequent as before",
+    )
+
+
+GATE = SUITE.gate("early-stop")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""API checks 20-33: streaming."""
+
+from __future__ import annotations
+
+import time
+
+from gates.core import server_facts
+from gates.core.suite import Api, Suite, expect, marker_in, reasoning_of
+
+SUITE = Suite("api-stream", "event order, joined text, usage, disconnects")
+
+
+def _reasoning(stream: object) -> str:
+    return "".join(reasoning_of(delta) for delta in stream.deltas())  # type: ignore[attr-defined]
+
+
+@SUITE.check(20, "the first chunk names the role")
+def _role(api: Api) -> None:
+    first = next(iter(api.stream(max_tokens=8).deltas()), {})
+    expect(first.get("role") == "assistant", f"first delta {first}")
+
+
+@SUITE.check(21, "all chunks share id, model and created")
+def _same(api: Api) -> None:
+    chunks = api.stream(max_tokens=8).chunks
+    for name in ("id", "model", "created"):
+        expect(len({c.get(name) for c in chunks}) == 1, f"{name} changes")
+
+
+@SUITE.check(22, "exactly one finish reason")
+def _finish(api: Api) -> None:
+    reasons = api.stream().finish_reasons()
+    expect(len(reasons) == 1, f"finish reasons {reasons}")
+
+
+@SUITE.check(23, "[DONE] ends the stream")
+def _done(api: Api) -> None:
+    expect(api.stream(max_tokens=4).done, "no [DONE]")
+
+
+@SUITE.check(24, "joined content equals the plain answer")
+def _content(api: Api) -> None:
+    stream, plain = api.stream(), api.message()
+    expect(stream.joined("content") == (plain.get("content") or ""), "content differs")
+
+
+@SUITE.check(25, "joined reasoning equals the plain answer's")
+def _reason(api: Api) -> None:
+    stream, plain = api.stream(), api.message()
+    expect(_reasoning(stream) == reasoning_of(plain), "reasoning differs")
+
+
+@SUITE.check(26, "reasoning comes before content")
+def _order(api: Api) -> None:
+    kinds = ["r" if reasoning_of(d) else "c" for d in api.stream().deltas() if reasoning_of(d) or d.get("content")]
+    expect("cr" not in "".join(kinds), "reasoning after content")
+
+
+@SUITE.check(27, "no marker in any chunk, and none across chunks")
+def _markers(api: Api) -> None:
+    stream = api.stream()
+    found = marker_in(stream.joined("content")) or marker_in(_reasoning(stream))
+    expect(not found, f"{found} in the stream")
+
+
+@SUITE.check(28, "no flood of empty deltas")
+def _flood(api: Api) -> None:
+    deltas = list(api.stream().deltas())
+    empty = [
+        d
+        for d in deltas
+        if not any(d.get(k) for k in ("role", "content", "reasoning", "reasoning_content", "tool_calls"))
+    ]
+    expect(len(empty) <= 2 + len(deltas) // 10, f"{len(empty)} of {len(deltas)} deltas are empty")
+
+
+@SUITE.check(29, "usage comes last, alone, and only when asked")
+def _usage(api: Api) -> None:
+    with_usage = api.stream(max_tokens=8, stream_options={"include_usage": True}).chunks
+    expect(with_usage[-1].get("usage") and not with_usage[-1].get("choices"), f"last chunk {with_usage[-1]}")
+    expect(not any(c.get("usage") for c in with_usage[:-1]), "usage before the end")
+    expect(not any(c.get("usage") for c in api.stream(max_tokens=8).chunks), "usage although not asked")
+
+
+@SUITE.check(30, "continuous usage never falls")
+def _continuous(api: Api) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    counts = [
+        c["usage"]["completion_tokens"]
+        for c in api.stream(max_tokens=16, stream_options=options).chunks
+        if c.get("usage")
+    ]
+    expect(counts == sorted(counts) and counts, f"counts {counts}")
+
+
+@SUITE.check(31, "a client that hangs up frees its request")
+def _hangup(api: Api) -> None:
+    body = api.body(max_tokens=4096 if api.ctx.wording.chat else api.room, ignore_eos=True)
+    api.client.stream("/v1/chat/completions", body, stop_after=2)
+    for _ in range(50):
+        running = (server_facts.metrics(api.client) or {}).get("vllm:num_requests_running")
+        if not running:
+            return
+        time.sleep(0.2)
+    expect(False, f"{running} requests still run 10 s later")
+
+
+@SUITE.check(32, "a stream cut by max_tokens says length")
+def _length(api: Api) -> None:
+    expect(api.stream(max_tokens=3).finish_reasons() == ["length"], "finish is not length")
+
+
+@SUITE.check(33, "characters are never split between chunks")
+def _emoji(api: Api) -> None:
+    stream = api.stream("Write five emoji: 🧪 👩🏽‍🔬 東京")
+    expect("�" not in stream.joined("content") + _reasoning(stream), "a replacement character")
+
+
+GATE = SUITE.gate("marker-in-content", "half-stream")

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode against prefill: the log probability a token had when it was decoded, and when the same text is read back.
+
+Both are the same server's view of the same token after the same text, so any gap beyond rounding is a cache, window or
+position fault. This gate catches duplicated tokens and windows that are off by one in minutes.
+"""
+
+from __future__ import annotations
+
+import random
+
+from gates.core import scoring, stats
+from gates.core.gate import Context, Gate, judge
+from gates.core.result import GateResult, Measurement
+
+
+def _prompt(ctx: Context, rng: random.Random, tokens: int) -> list[int]:
+    text: list[int] = []
+    while len(text) < tokens:
+        text += ctx.client.tokenize(" ".join(ctx.wording.filler(rng) for _ in range(32)))
+    return text[:tokens]
+
+
+def gaps(ctx: Context, rung: int, seed: int) -> list[float]:
+    """|difference| per decoded token for one prompt of `rung` tokens, in nats."""
+    prompt = _prompt(ctx, random.Random(seed), rung)
+    made = scoring.continue_greedily(ctx.client, prompt, max_tokens=ctx.profile.greedy_tokens)
+    read = scoring.score(ctx.client, [*prompt, *made.tokens], top=1)
+    tail = read.logprobs[len(prompt) - 1 :]
+    return [abs(a - b) for a, b in zip(made.logprobs, tail, strict=True)]
+
+
+def _run(ctx: Context) -> GateResult:
+    rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.greedy_tokens + 1)
+    by_rung: dict[str, dict[str, float]] = {}
+    everything: list[float] = []
+    seeds = tuple(ctx.profile.seed + i for i in range(max(1, ctx.profile.samples // len(rungs))))
+    for rung in rungs:
+        ctx.progress(f"{rung} tokens")
+        values = [gap for row in ctx.client.map(lambda s, r=rung: gaps(ctx, r, s), seeds) for gap in row]
+        by_rung[str(rung)] = {
+            "mean": stats.mean(values),
+            "p50": stats.percentile(values, 0.5),
+            "p99": stats.percentile(values, 0.99),
+            "max": max(values),
+        }
+        everything += values
+    worst = max(by_rung, key=lambda r: by_rung[r]["mean"])
+    low, high = stats.bootstrap(everything)
+    return judge(
+        ctx,
+        "decode-vs-prefill",
+        Measurement(
+            by_rung[worst]["mean"],
+            "nats",
+            min(low, by_rung[worst]["mean"]),
+            max(high, by_rung[worst]["mean"]),
+            len(everything),
+        ),
+        seeds=seeds,
+        details={"rungs": by_rung, "worst_rung": int(worst)},
+    )
+
+
+GATE = Gate(
+    "decode-vs-prefill",
+    "quality",
+    "mean |log-prob difference| between decoding a token and reading it back, worst rung",
+    _run,
+    ("shifted-logits", "duplicated-token", "window-off-by-one"),
+)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Isolation under preemption: every request carries a code of its own; no answer may hold another's.
+
+The server is driven past its cache so that it preempts (its own counter tells how often); a run without preemptions
+proves nothing and is SKIPped. Foreign content is the verdict; missing own codes are reported, since a weak model may
+simply not repeat them.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from gates.core import server_facts, stats
+from gates.core.client import ServerTrouble
+from gates.core.gate import Context, Gate, Skip
+from gates.core.result import GateResult, Measurement, Verdict
+
+PREEMPTIONS = "vllm:num_preemptions_total"
+
+
+def codes(count: int, seed: int) -> list[str]:
+    """Codes that share no five-character run with each other, so that a torn code is still told apart."""
+    rng = random.Random(seed)
+    out: list[str] = []
+    grams: set[str] = set()
+    while len(out) < count:
+        code = "".join(rng.choice("BCDFGHJKLMNPQRSTVWXZ") for _ in range(10))
+        parts = {code[i : i + 5] for i in range(6)}
+        if not parts & grams:
+            grams |= parts
+            out.append(code)
+    return out
+
+
+def foreign(answer: str, own: int, everyone: list[str]) -> list[str]:
+    """Five-character pieces of other requests' codes in an answer."""
+    pieces = {code[i : i + 5]: who for who, code in enumerate(everyone) for i in range(6)}
+    return [piece for piece, who in pieces.items() if who != own and piece in answer]
+
+
+def _prompt(ctx: Context, code: str, tokens: int, seed: int) -> str:
+    rng = random.Random(seed)
+    line = ctx.wording.fact(ctx.wording.keys[seed % len(ctx.wording.keys)], code)
+    body = [line]
+    size = 0
+    while size < tokens:
+        body.append(ctx.wording.filler(rng))
+        size += max(1, len(body[-1]) // 4)
+    return " ".join([*body, line, f"Repeat: {code}"])
+
+
+def _answer(ctx: Context, prompt: str) -> str:
+    answer = ctx.client.complete(prompt, max_tokens=ctx.profile.greedy_tokens, temperature=0, ignore_eos=True)
+    return str(answer["choices"][0].get("text") or "")
+
+
+def _run(ctx: Context) -> GateResult:
+    count = ctx.profile.isolation_outputs
+    everyone = codes(count, ctx.profile.seed)
+    before = (server_facts.metrics(ctx.client) or {}).get(PREEMPTIONS)
+    rung = ctx.lengths(ctx.profile.rungs, reserve=2 * ctx.profile.greedy_tokens + 64)[-1]
+    width = ctx.profile.concurrency * 4
+    done = 0
+    lock = threading.Lock()
+
+    def one(index: int) -> list[str]:
+        nonlocal done
+        # lengths differ so that rows join, leave and are preempted at different steps; a third share their prompt
+        prompt = _prompt(ctx, everyone[index], rung * (1 + index % 3) // 4, index // 3)
+        pieces = foreign(_answer(ctx, prompt), index, everyone)
+        with lock:
+            done += 1
+            if done % 50 == 0:
+                ctx.progress(f"{done}/{count} answers")
+        return pieces
+
+    with ThreadPoolExecutor(max_workers=width) as pool:
+        found = list(pool.map(one, range(count)))
+    after = (server_facts.metrics(ctx.client) or {}).get(PREEMPTIONS)
+    if before is None or after is None:
+        raise ServerTrouble(
+            "no preemption counter", where=f"GET /metrics {PREEMPTIONS}", action="enable the server's metrics"
+        )
+    preempted = int(after - before)
+    leaks = {str(i): pieces for i, pieces in enumerate(found) if pieces}
+    low, high = stats.wilson(len(leaks), count)
+    details = {"preemptions": preempted, "outputs": count, "leaks": leaks, "prompt_tokens_up_to": rung}
+    measurement = Measurement(float(len(leaks)), "answers with foreign content", low * count, high * count, count)
+    if leaks:
+        reason = f"{len(leaks)} of {count} answers hold another request's code, with {preempted} preemptions"
+        return GateResult("isolation", Verdict.FAIL, reason, measurement, 0.0, "max", "zero tolerance", details=details)
+    if preempted == 0:
+        raise Skip("the server never preempted: give it a smaller cache, or this gate longer prompts")
+    return GateResult("isolation", Verdict.PASS, "", measurement, 0.0, "max", "zero tolerance", details=details)
+
+
+GATE = Gate(
+    "isolation",
+    "isolation",
+    "no answer holds another request's content while requests are preempted",
+    _run,
+    ("leaked-canary",),
+)

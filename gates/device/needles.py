@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Needles by length and depth, with a no-needle control: a model that guesses the value is not reading it."""
+
+from __future__ import annotations
+
+import random
+
+from gates.core import prompts, stats
+from gates.core.gate import Context, Gate, judge
+from gates.core.result import GateResult, Measurement
+
+
+def _case(ctx: Context, rung: int, depth: float, seed: int, *, planted: bool) -> bool:
+    rng = random.Random(seed)
+    (key, value), (other, decoy) = ctx.wording.pick(rng, 2)
+    fact = ctx.wording.fact(key, value) if planted else ctx.wording.fact(other, decoy)
+    text = prompts.with_facts(
+        ctx.client,
+        ctx.wording,
+        tokens=rung,
+        facts=[(depth, fact)],
+        seed=seed,
+        tail=ctx.wording.question(key),
+    )
+    answer = prompts.ask(ctx.client, ctx.wording, text, max_tokens=ctx.profile.answer_tokens)
+    return value in answer
+
+
+def _run(ctx: Context) -> GateResult:
+    rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64)
+    cases = [
+        (r, d, ctx.profile.seed + 100 * i + j) for i, r in enumerate(rungs) for j, d in enumerate(ctx.profile.depths)
+    ]
+    ctx.progress(f"{len(cases)} needles up to {rungs[-1]} tokens")
+    found = ctx.client.map(lambda c: _case(ctx, *c, planted=True), cases)
+    blind = ctx.client.map(lambda c: _case(ctx, *c, planted=False), cases[:: max(1, len(cases) // 3)][:3])
+    table: dict[str, dict[str, bool]] = {}
+    for (rung, depth, _), hit in zip(cases, found, strict=True):
+        table.setdefault(str(rung), {})[f"{depth:g}"] = hit
+    share = sum(found) / len(found)
+    low, high = stats.wilson(sum(found), len(found))
+    result = judge(
+        ctx,
+        "needles",
+        Measurement(share, "share", low, high, len(found)),
+        details={
+            "rungs": table,
+            "no_needle_hits": sum(blind),
+            "no_needle_tried": len(blind),
+            "wording": ctx.wording.name,
+        },
+    )
+    if any(blind):
+        from dataclasses import replace
+
+        from gates.core.result import Verdict
+
+        return replace(
+            result,
+            verdict=Verdict.FAIL,
+            reason=f"the no-needle control was answered {sum(blind)} of {len(blind)} times",
+        )
+    return result
+
+
+GATE = Gate(
+    "needles",
+    "quality",
+    "facts found by context length and depth, none where none was planted",
+    _run,
+    ("blind-context",),
+)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Harder than needles (after RULER's categories): many keys at once, chains of variables, and counting.
+
+A needle is found by matching one phrase; these need several facts held apart (multi-key), followed (tracking) or
+counted (aggregation), which fail first when a window, a cache block or a position is wrong.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+from gates.core import prompts, stats
+from gates.core.gate import Context, Gate, Skip, judge
+from gates.core.result import GateResult, Measurement
+
+Task = tuple[list[tuple[float, str]], str, str]
+
+
+def multi_key(ctx: Context, rng: random.Random) -> Task:
+    """Eight facts of one form, one asked for."""
+    pairs = ctx.wording.pick(rng, 8)
+    key, value = rng.choice(pairs)
+    facts = [((i + 0.5) / len(pairs), ctx.wording.fact(k, v)) for i, (k, v) in enumerate(pairs)]
+    return facts, ctx.wording.question(key), value
+
+
+def tracking(ctx: Context, rng: random.Random) -> Task:
+    """A chain X1 = number, X2 = X1, X3 = X2 ...: which number does the last hold?"""
+    number = str(rng.randrange(10000, 99999))
+    names = [f"VAR{rng.randrange(100, 999)}{c}" for c in "ABCD"]
+    facts = [(0.1, f"{names[0]} is set to {number}.")]
+    facts += [(0.1 + 0.25 * i, f"{b} is set to the value of {a}.") for i, (a, b) in enumerate(pairwise(names))]
+    return facts, f"What number does {names[-1]} hold? Answer with the number only.", number
+
+
+def aggregation(ctx: Context, rng: random.Random) -> Task:
+    """How often was one event reported?"""
+    count = rng.randrange(3, 8)
+    facts = [((i + 0.5) / count, f"Report {rng.randrange(100, 999)}: the silver bell rang once.") for i in range(count)]
+    return facts, "How many reports of the silver bell are in the text? Answer with one digit only.", str(count)
+
+
+TASKS: dict[str, Callable[[Context, random.Random], Task]] = {
+    "multi-key": multi_key,
+    "tracking": tracking,
+    "aggregation": aggregation,
+}
+
+
+def _case(ctx: Context, task: str, rung: int, seed: int) -> bool:
+    facts, question, value = TASKS[task](ctx, random.Random(seed))
+    text = prompts.with_facts(ctx.client, ctx.wording, tokens=rung, facts=facts, seed=seed, tail=question)
+    return value in prompts.ask(ctx.client, ctx.wording, text, max_tokens=ctx.profile.answer_tokens)
+
+
+def _run_task(task: str) -> Callable[[Context], GateResult]:
+    def run(ctx: Context) -> GateResult:
+        if task != "multi-key" and not ctx.wording.chat:
+            raise Skip(f"the {ctx.wording.name} wording has no {task} task: it needs a model that follows instructions")
+        rungs = [r for r in ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64) if r >= 96]
+        cases = [
+            (rung, ctx.profile.seed + 17 * i)
+            for rung in rungs
+            for i in range(max(2, ctx.profile.samples // len(rungs)))
+        ]
+        ctx.progress(f"{len(cases)} cases up to {rungs[-1]} tokens")
+        hits = ctx.client.map(lambda c: _case(ctx, task, *c), cases)
+        by_rung: dict[str, list[bool]] = {}
+        for (rung, _), hit in zip(cases, hits, strict=True):
+            by_rung.setdefault(str(rung), []).append(hit)
+        low, high = stats.wilson(sum(hits), len(hits))
+        details = {"rungs": {r: f"{sum(h)}/{len(h)}" for r, h in by_rung.items()}, "wording": ctx.wording.name}
+        return judge(
+            ctx, f"ruler-{task}", Measurement(sum(hits) / len(hits), "share", low, high, len(hits)), details=details
+        )
+
+    return run
+
+
+GATES = tuple(
+    Gate(f"ruler-{task}", "quality", f"long-context {task} by length", _run_task(task), ("blind-context",))
+    for task in TASKS
+)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every gate is green on a good server, red on its own fault, and green elsewhere (ERROR where the server is none)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gates.controls import faults, matrix
+from gates.core import gate
+from gates.core.result import Verdict
+
+GATES = gate.discover()
+# The quick set: each fault against its own gates and two neighbours. `make gate-controls` runs the whole matrix.
+NEIGHBOURS = ("api-models", "kv-blocks")
+
+
+def test_good_server_is_green(healthy) -> None:
+    _, seen = healthy
+    assert {k: v for k, v in seen.items() if v[0] not in (Verdict.PASS, Verdict.SKIP)} == {}
+    skipped = {k for k, v in seen.items() if v[0] is Verdict.SKIP}
+    unmeasurable = {"accuracy-gsm8k", "kl-divergence", "loader-state", "perplexity", "top1-agreement"}
+    assert skipped == unmeasurable | {"ruler-aggregation", "ruler-tracking"}
+
+
+def test_every_fault_has_a_gate_and_every_named_fault_exists() -> None:
+    named = {fault for entry in GATES.values() for fault in entry.faults}
+    assert named <= set(faults.NAMES)
+    assert set(faults.NAMES) - named == set()
+
+
+@pytest.mark.parametrize("name", faults.NAMES)
+def test_fault_turns_its_gates_red(name: str, healthy, good_server: str, tmp_path: Path) -> None:
+    ctx, seen = healthy
+    shutil.copytree(ctx.cache_dir, tmp_path, dirs_exist_ok=True)
+    passing = {k for k, v in seen.items() if v[0] is Verdict.PASS}
+    own = {k for k, entry in GATES.items() if name in entry.faults and k in passing}
+    assert own, f"no gate that runs here is meant to catch {name}"
+    chosen = [GATES[k] for k in sorted(own | (set(NEIGHBOURS) & passing))]
+    spoiled = matrix.spoiled(good_server, name, tmp_path, chosen)
+    red = {k for k, v in spoiled.items() if v[0] in (Verdict.FAIL, Verdict.ERROR)}
+    assert own <= red, {k: spoiled[k] for k in own - red}
+    assert matrix.unexpected(name, spoiled, own) == {}
