@@ -4,7 +4,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.parser.turn_grammar.formats import NotGrammar
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,3 +96,32 @@ class TurnFormat:
     def prompt_is_fresh(self, prompt: str) -> bool:
         """True when the prompt ends with a start anchor: the model begins a new message."""
         return re.search(rf"(?:{self.anchors})\Z", prompt) is not None
+
+
+def template_of(tokenizer: Any) -> Mapping[str, Any] | None:
+    """The response template of a tokenizer's own metadata, None if it has none."""
+    found = getattr(tokenizer, "response_template", None)
+    if found is None:
+        found = (getattr(tokenizer, "init_kwargs", None) or {}).get("response_template")
+    return found if isinstance(found, Mapping) else None
+
+
+def turn_format_named(parser: str | None, tokenizer: Any) -> TurnFormat | None:
+    """Turn format of a registered parser name, None for parsers without one.
+
+    A response template that has no grammar is reported in the log and gives None.
+    """
+    if parser == "muse":
+        from vllm.parser.turn_grammar.muse_format import MUSE
+
+        return MUSE
+    template = template_of(tokenizer) if parser in ("beam", "response_template") else None
+    if template is None:
+        return None
+    from vllm.parser.turn_grammar.template_format import turn_format
+
+    try:
+        return turn_format(template, label="beam")
+    except (NotGrammar, KeyError, re.error) as error:
+        logger.warning_once("The response template has no grammar: %s.", str(error))
+        return None

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hook between a request and its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm.parser.chat_prompt.effort import EffortLevels, map_effort
+from vllm.parser.chat_prompt.history import prepared
+
+
+@dataclass(frozen=True)
+class PromptProfile:
+    """How a model family's template wants its input."""
+
+    effort: EffortLevels
+    split_calls: bool = False
+    full_tools: bool = False
+
+
+PROFILES = {
+    "beam": PromptProfile(EffortLevels("reasoning_effort", ("low", "medium", "high"))),
+    "muse_spark": PromptProfile(
+        EffortLevels("reasoning_strength", ("low", "medium", "high", "xhigh")),
+        split_calls=True, full_tools=True),
+}
+
+
+def profile_of(model_config: Any) -> PromptProfile | None:
+    return PROFILES.get(getattr(model_config.hf_config, "model_type", None))
+
+
+def prepare_prompt(model_config: Any, request: Any, messages: list[Any],
+                   chat_params: Any) -> tuple[list[Any], Any]:
+    """Messages and template parameters as the model's template needs them.
+
+    Models without a profile get both back as they are.
+
+    Raises:
+        VLLMValidationError: a value that no template could take; names the parameter.
+    """
+    profile = profile_of(model_config)
+    if profile is None:
+        return messages, chat_params
+    asked = getattr(request, "chat_template_kwargs", None) or {}
+    kwargs = map_effort(chat_params.chat_template_kwargs or {}, profile.effort,
+                        "enable_thinking" in asked)
+    if profile.full_tools and kwargs.get("tools"):
+        kwargs["tools"] = [_full(tool) for tool in kwargs["tools"]]
+    messages = prepared(messages, split_calls=profile.split_calls)
+    return messages, replace(chat_params, chat_template_kwargs=kwargs)
+
+
+def _full(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool with description and parameters, which the template writes without asking."""
+    function = dict(tool.get("function") or {})
+    if function.get("description") is None:
+        function["description"] = ""
+    if function.get("parameters") is None:
+        function["parameters"] = {"type": "object", "properties": {}}
+    return {**tool, "function": function}
+
+
+class TemplateComplaint(ValueError):
+    """A chat template refused the conversation; the text says what templates ask for."""
+
+    def __init__(self, error: Exception):
+        super().__init__(
+            f"the chat template refused the conversation: {error}. Send every earlier assistant "
+            "message with its `reasoning`, tool arguments as a JSON object, and a tool message "
+            "for each tool call")
+
+
+def complaint(error: Exception) -> Exception:
+    """The error to report for what the template engine raised."""
+    return TemplateComplaint(error)
