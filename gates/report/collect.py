@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From ledger runs to the rows that the pages show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gates.core.ledger import Run
+from gates.core.result import GateResult, Verdict
+
+WORDS = {Verdict.PASS: "pass", Verdict.FAIL: "FAIL", Verdict.SKIP: "skipped", Verdict.ERROR: "ERROR"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One gate of the newest run, as text.
+
+    Attributes:
+        value: the figure with its interval and unit, "" where nothing was measured.
+        limit: the threshold with its direction.
+    """
+
+    gate: str
+    verdict: str
+    value: str
+    limit: str
+    floor: str
+    source: str
+    reason: str
+    duration: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """A figure by context rung, for one plot."""
+
+    gate: str
+    rungs: tuple[int, ...]
+    values: tuple[float, ...]
+    low: tuple[float, ...] | None
+    high: tuple[float, ...] | None
+    threshold: float | None
+    direction: str
+    unit: str
+    floor: float | None
+
+
+@dataclass
+class Page:
+    """All that a report shows of one ledger."""
+
+    runs: list[Run]
+    rows: list[Row] = field(default_factory=list)
+    series: list[Series] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    matrix: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
+    history: list[tuple[str, str, dict[str, int]]] = field(default_factory=list)
+
+    @property
+    def newest(self) -> Run:
+        return self.runs[-1]
+
+
+def number(value: float) -> str:
+    """Three significant digits, integers as they are."""
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _value(result: GateResult) -> str:
+    seen = result.measurement
+    if seen is None or seen.value is None:
+        return ""
+    text = f"{number(seen.value)} {seen.unit}"
+    if seen.low is not None and seen.high is not None:
+        text += f" [{number(seen.low)}, {number(seen.high)}]"
+    return text
+
+
+def row(result: GateResult) -> Row:
+    limit = ""
+    if result.threshold is not None:
+        limit = ("at most " if result.threshold_direction == "max" else "at least ") + number(result.threshold)
+    return Row(
+        gate=result.gate,
+        verdict=WORDS[result.verdict],
+        value=_value(result),
+        limit=limit,
+        floor="" if result.noise_floor is None else number(result.noise_floor),
+        source=result.threshold_source,
+        reason=result.reason,
+        duration=f"{result.duration_s:.1f} s",
+    )
+
+
+def _share(cell: Any) -> float | None:
+    """A rung's cell as a number: a mean, a share written k/n, or hits by depth."""
+    if isinstance(cell, dict) and isinstance(cell.get("mean"), (int, float)):
+        return float(cell["mean"])
+    if isinstance(cell, dict) and cell and all(isinstance(v, bool) for v in cell.values()):
+        return sum(cell.values()) / len(cell)
+    if isinstance(cell, str) and "/" in cell:
+        hit, want = cell.split("/")
+        return float(hit) / max(1.0, float(want))
+    return float(cell) if isinstance(cell, (int, float)) and not isinstance(cell, bool) else None
+
+
+def series(result: GateResult) -> Series | None:
+    """The result by context rung, where its details have one."""
+    cells = result.details.get("rungs")
+    if not isinstance(cells, dict) or result.measurement is None:
+        return None
+    points = [(int(k), _share(v), v) for k, v in cells.items()]
+    points = sorted((p for p in points if p[1] is not None), key=lambda p: p[0])
+    if not points:
+        return None
+    bands = [(c["p50"], c["p99"]) for _, _, c in points if isinstance(c, dict) and "p99" in c]
+    whole = len(bands) == len(points)
+    return Series(
+        gate=result.gate,
+        rungs=tuple(p[0] for p in points),
+        values=tuple(float(p[1]) for p in points if p[1] is not None),
+        low=tuple(b[0] for b in bands) if whole else None,
+        high=tuple(b[1] for b in bands) if whole else None,
+        threshold=result.threshold,
+        direction=result.threshold_direction,
+        unit=result.measurement.unit,
+        floor=result.noise_floor,
+    )
+
+
+def counts(run: Run) -> dict[str, int]:
+    out = {word: 0 for word in WORDS.values()}
+    for result in run.results.values():
+        out[WORDS[result.verdict]] += 1
+    return out
+
+
+def _matrix(runs: list[Run]) -> dict[str, dict[str, dict[str, str]]]:
+    """model -> context rung -> gate -> pass, FAIL or skipped, newest run of each model last."""
+    out: dict[str, dict[str, dict[str, str]]] = {}
+    for run in runs:
+        model = str(run.header.get("server", {}).get("model", "unknown"))
+        for result in run.results.values():
+            seen = series(result)
+            if seen is None or result.threshold is None:
+                continue
+            for rung, value in zip(seen.rungs, seen.values, strict=True):
+                good = value <= result.threshold if result.threshold_direction == "max" else value >= result.threshold
+                out.setdefault(model, {}).setdefault(str(rung), {})[result.gate] = "pass" if good else "FAIL"
+    return out
+
+
+def page(runs: list[Run]) -> Page:
+    """Collect everything of a ledger with at least one run."""
+    newest = runs[-1]
+    return Page(
+        runs=runs,
+        rows=[row(r) for r in newest.results.values()],
+        series=[s for s in map(series, newest.results.values()) if s is not None],
+        counts=counts(newest),
+        matrix=_matrix(runs),
+        history=[(str(r.header.get("started", "")), r.lock_hash, counts(r)) for r in runs],
+    )
