@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Beam checkpoint must contain, and a check-off list for one load.
+
+Names are those of the files. A module counts as quantised when the server built
+it so (from the checkpoint's quantisation section and ignore list): then its
+weight must be E4M3 with a scale, otherwise neither may be there.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from vllm_gaudi.models.beam.config import BeamConfig
+
+E4M3 = torch.float8_e4m3fn
+PLAIN_DTYPES = {torch.bfloat16, torch.float16, torch.float32}
+
+
+class BeamCheckpointError(ValueError):
+    """A checkpoint that must not be served: which tensor, what is wrong, what to do."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Full (unsharded) shape, and the role: `matrix`, `fp8`, `scale`, `plain` or `router`."""
+
+    shape: tuple[int, ...]
+    role: str
+
+    def accepts(self, dtype: torch.dtype) -> bool:
+        """Whether a tensor of `dtype` may be stored in this role."""
+        if self.role == "fp8":
+            return dtype == E4M3
+        if self.role == "router":
+            return dtype == torch.float32
+        return dtype in PLAIN_DTYPES
+
+
+def expected_tensors(config: BeamConfig, quantized: Callable[[str], bool]) -> dict[str, Expected]:
+    """Every tensor of the checkpoint with one tensor per expert matrix.
+
+    Args:
+        config: the model's config.
+        quantized: whether the module of a checkpoint name (`model.layers.0.self_attn.q_proj`) is FP8.
+    """
+    hidden, head, heads = config.hidden_size, config.head_dim, config.num_attention_heads
+    kv = config.num_key_value_heads
+    table: dict[str, Expected] = {}
+
+    def matrix(module: str, rows: int, columns: int, fp8: bool) -> None:
+        table[f"{module}.weight"] = Expected((rows, columns), "fp8" if fp8 else "matrix")
+        if fp8:
+            table[f"{module}.weight_scale"] = Expected((rows, 1), "scale")
+
+    def mlp(module: str, inner: int, fp8: dict[str, bool]) -> None:
+        for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+            matrix(f"{module}.{name}_proj", *shape, fp8[name])
+
+    for name in ("model.embed_tokens", "lm_head"):
+        table[f"{name}.weight"] = Expected((config.vocab_size, hidden), "plain")
+    table["model.norm.weight"] = Expected((hidden,), "plain")
+    for layer in range(config.num_hidden_layers):
+        at = f"model.layers.{layer}"
+        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            table[f"{at}.{name}_layernorm.weight"] = Expected((hidden,), "plain")
+        for name, rows, columns in (
+            ("q", heads * head, hidden),
+            ("k", kv * head, hidden),
+            ("v", kv * head, hidden),
+            ("gate", heads * head, hidden),
+            ("o", hidden, heads * head),
+        ):
+            module = f"{at}.self_attn.{name}_proj"
+            matrix(module, rows, columns, quantized(module))
+        for name in ("q_norm", "k_norm"):
+            table[f"{at}.self_attn.{name}.weight"] = Expected((head,), "plain")
+        table[f"{at}.self_attn.gate_bias"] = Expected((heads,), "plain")
+        if not config.is_sparse(layer):
+            fp8 = {name: quantized(f"{at}.mlp.{name}_proj") for name in ("gate", "up", "down")}
+            mlp(f"{at}.mlp", config.intermediate_size, fp8)
+            continue
+        table[f"{at}.mlp.gate.weight"] = Expected((config.num_experts, hidden), "router")
+        table[f"{at}.mlp.gate.e_score_correction_bias"] = Expected((config.num_experts,), "router")
+        fp8 = {name: quantized(f"{at}.mlp.experts.0.{name}_proj") for name in ("gate", "up", "down")}
+        for expert in range(config.num_experts):
+            mlp(f"{at}.mlp.experts.{expert}", config.moe_intermediate_size, fp8)
+    return table
+
+
+class Inventory:
+    """Checks tensors off against the expected ones.
+
+    Raises (from `take` and `finish`):
+        BeamCheckpointError: unknown, repeated, misshapen, mistyped or missing tensors.
+    """
+
+    def __init__(self, expected: dict[str, Expected]) -> None:
+        self.expected = expected
+        self.seen: set[str] = set()
+        self.dtypes: Counter[torch.dtype] = Counter()
+
+    def take(self, name: str, tensor: torch.Tensor) -> None:
+        """Check one tensor off."""
+        want = self.expected.get(name)
+        if want is None:
+            raise BeamCheckpointError(self._unknown(name))
+        if name in self.seen:
+            raise BeamCheckpointError(f"{name}: occurs twice in the checkpoint; remove the extra shard")
+        if tuple(tensor.shape) != want.shape:
+            raise BeamCheckpointError(
+                f"{name}: shape {tuple(tensor.shape)}, the config asks for {want.shape}; "
+                "config.json and weights are of different models"
+            )
+        if not want.accepts(tensor.dtype):
+            raise BeamCheckpointError(self._mistyped(name, want, tensor.dtype))
+        self.seen.add(name)
+        self.dtypes[tensor.dtype] += 1
+
+    def _unknown(self, name: str) -> str:
+        if name.endswith("_scale") and name.removesuffix("_scale") in self.expected:
+            return f"{name}: its module is on the ignore list of quantization_config, so it must not have a scale"
+        return f"{name}: no such tensor in Beam; the checkpoint is of another model or layout"
+
+    @staticmethod
+    def _mistyped(name: str, want: Expected, dtype: torch.dtype) -> str:
+        found = str(dtype).removeprefix("torch.")
+        if want.role == "fp8":
+            return f"{name}: stored as {found}, but quantization_config says E4M3; add the module to its ignore list"
+        if dtype == E4M3:
+            return f"{name}: stored as E4M3, but its module is not quantised by quantization_config"
+        if want.role == "router":
+            return f"{name}: stored as {found}; the router must be float32, narrower types change the chosen experts"
+        return f"{name}: stored as {found}, expected bfloat16, float16 or float32"
+
+    def finish(self, optional: Callable[[str], bool] = lambda name: False) -> None:
+        """Refuse missing tensors but those a reader may leave out (`optional`)."""
+        missing = [name for name in self.expected if name not in self.seen and not optional(name)]
+        if missing:
+            raise BeamCheckpointError(
+                f"{len(missing)} of {len(self.expected)} tensors are missing, first {missing[:3]}; "
+                "the checkpoint is incomplete"
+            )
+
+
+def unpack(name: str, tensor: torch.Tensor, config: BeamConfig) -> Iterator[tuple[str, torch.Tensor]]:
+    """One (name, tensor) per expert matrix of a packed expert tensor; anything else unchanged.
+
+    Packed are `experts.gate_up_proj` [E, 2I, H] (gate rows first) and
+    `experts.down_proj` [E, H, I], with scales `..._scale` or `....weight_scale`.
+    """
+    head, found, tail = name.partition(".mlp.experts.")
+    part, _, kind = tail.partition("_proj")
+    if not found or part not in ("gate_up", "down"):
+        yield name, tensor
+        return
+    suffixes = {"": "weight", ".weight": "weight", "_scale": "weight_scale", ".weight_scale": "weight_scale"}
+    if kind not in suffixes or tensor.dim() != 3 or tensor.shape[0] != config.num_experts:
+        raise BeamCheckpointError(f"{name}: shape {tuple(tensor.shape)} is no stack of {config.num_experts} experts")
+    names = ("gate", "up") if part == "gate_up" else ("down",)
+    for expert, stacked in enumerate(tensor.unbind()):
+        for projection, matrix in zip(names, stacked.chunk(len(names)), strict=True):
+            yield f"{head}.mlp.experts.{expert}.{projection}_proj.{suffixes[kind]}", matrix

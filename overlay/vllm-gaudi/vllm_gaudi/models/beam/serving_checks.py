@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server arguments under which Beam cannot be served as published."""
+
+import torch
+from vllm.config import VllmConfig
+
+FP8_SCHEME = {"weights": ("channel", False), "input_activations": ("token", True)}
+
+
+def check_serving(vllm_config: VllmConfig) -> None:
+    """Refuse what would change the model or is not supported. Raises ValueError naming the argument."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model.disable_sliding_window or not model.hf_config.sliding_window:
+        raise ValueError("--disable-sliding-window: Beam's sliding layers are trained with a window; remove the flag")
+    if model.dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"--dtype {model.dtype}: Beam runs in bfloat16 (or float32 for comparison)")
+    if parallel.enable_eplb:
+        raise ValueError("--enable-eplb: Beam's experts are placed linearly; remove the flag")
+    if parallel.pipeline_parallel_size > 1:
+        raise ValueError("--pipeline-parallel-size: Beam runs with tensor and expert parallelism only")
+    if parallel.use_sequence_parallel_moe:
+        raise ValueError("--data-parallel-size with expert parallelism: not supported for Beam")
+    experts = model.hf_config.num_experts
+    if parallel.enable_expert_parallel and experts % parallel.tensor_parallel_size:
+        raise ValueError(f"expert parallel size {parallel.tensor_parallel_size} does not divide num_experts {experts}")
+    _check_scheme(vllm_config.quant_config)
+
+
+def _check_scheme(quant_config) -> None:
+    if quant_config is None:
+        return
+    if quant_config.get_name() != "compressed-tensors":
+        raise ValueError(f"quantization {quant_config.get_name()!r}: Beam is served in BF16 or compressed-tensors FP8")
+    for target, scheme in quant_config.target_scheme_map.items():
+        for part, (strategy, dynamic) in FP8_SCHEME.items():
+            found = scheme.get(part)
+            good = found is not None and (
+                found.num_bits == 8
+                and str(getattr(found.type, "value", found.type)) == "float"
+                and found.symmetric
+                and str(getattr(found.strategy, "value", found.strategy)) == strategy
+                and found.dynamic is dynamic
+            )
+            if not good:
+                raise ValueError(
+                    f"quantization_config: {part} of {target!r} must be symmetric 8-bit float, strategy {strategy}, "
+                    f"dynamic {dynamic}; found {found}"
+                )

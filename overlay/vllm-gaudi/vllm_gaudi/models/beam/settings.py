@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment settings of the Beam model, read once when the model is built.
+
+| variable | default | meaning |
+|---|---|---|
+| `VLLM_BEAM_EXACT` | 0 | 1 keeps every BF16 rounding point of the published model by integer arithmetic |
+| `VLLM_BEAM_DECODE_CUT` | 0 | decode: end the lazy graph after every k-th layer; 0 leaves cuts to collectives |
+| `VLLM_BEAM_EXPERT_SLICES` | 1 | with expert parallelism: quantise an expert's intermediate in n slices, as TP would |
+"""
+
+import os
+from dataclasses import dataclass
+
+
+def _whole(name: str, default: int, low: int, high: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.strip().isdecimal() or not low <= int(text) <= high:
+        raise ValueError(f"{name}={text!r}: must be a whole number from {low} to {high}")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class BeamSettings:
+    """Parsed settings. Raises ValueError naming the variable when a value is out of range."""
+
+    exact: bool
+    decode_cut: int
+    expert_slices: int
+
+    @classmethod
+    def from_environment(cls) -> "BeamSettings":
+        """Read the environment."""
+        return cls(
+            exact=bool(_whole("VLLM_BEAM_EXACT", 0, 0, 1)),
+            decode_cut=_whole("VLLM_BEAM_DECODE_CUT", 0, 0, 1024),
+            expert_slices=_whole("VLLM_BEAM_EXPERT_SLICES", 1, 1, 64),
+        )
