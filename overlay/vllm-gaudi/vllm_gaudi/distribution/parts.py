@@ -5,4 +5,4 @@ A part is `"module:function"`: a function without arguments, safe to call twice,
 runs in the API server, the engine core and every worker.
 """
 
-PARTS: tuple[str, ...] = ()
+PARTS: tuple[str, ...] = ("vllm_gaudi.models.beam.registration:register",)

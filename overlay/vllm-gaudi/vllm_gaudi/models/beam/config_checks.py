@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a Beam config: every refusal names the field, its value and what is possible."""
 
+from transformers import GenerationConfig
+
 # Fields of other families that say the same as Beam's fixed architecture: accepted with this value only.
 SYNONYMS = {
     "scoring_func": "sigmoid",
@@ -20,6 +22,7 @@ HARMLESS = {
     "compression_config",
     "dtype",
     "experts_implementation",
+    "model_type",
     "name_or_path",
     "num_labels",
     "output_attentions",
@@ -63,11 +66,13 @@ def refuse_unknown(fields: dict) -> dict:
         ValueError: a field this model does not know is set, or a synonym contradicts the architecture.
     """
     kept = {}
+    # Sampling defaults in config.json are dropped by transformers; generation_config.json counts.
+    sampling = GenerationConfig._get_default_generation_params()
     for name, value in fields.items():
         if name in SYNONYMS:
             if value is not None and value != SYNONYMS[name]:
                 raise ValueError(f"config.json: {name} is {value!r}, Beam has {SYNONYMS[name]!r}")
-        elif name in HARMLESS:
+        elif name in HARMLESS or name in sampling:
             kept[name] = value
         elif value not in (None, False) and value != [] and value != {}:
             raise ValueError(

@@ -12,7 +12,8 @@ from vllm.model_executor.models.utils import AutoWeightsLoader
 from vllm_gaudi.models.beam.chat_files import check_chat_files
 from vllm_gaudi.models.beam.inventory import E4M3, BeamCheckpointError, Inventory, expected_tensors, unpack
 
-logger = init_logger(__name__)
+# Only loggers below "vllm" have a handler.
+logger = init_logger(f"vllm.{__name__}")
 EXPERTS = ".mlp.experts."
 
 
