@@ -32,19 +32,25 @@ def dequantize(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Per-token dynamic quantisation of `x` [..., K].
 
-    The scale `(max|x| + 1e-8) / 240` and its reciprocal are taken in the dtype
-    of `x` (bf16 when serving), as the plug-in does. Returns (E4M3 values,
-    fp32 scale [..., 1]).
+    The scale `(max|x| + 1e-8) / 240`, its reciprocal and the scaled values are
+    taken in the dtype of `x` (bf16 when serving): the plug-in computes the first
+    two so, and the cast instruction rounds the product before it rounds to E4M3.
+    Returns (E4M3 values, fp32 scale [..., 1]).
     """
     scale = ((x.abs().amax(dim=-1, keepdim=True)) + 1e-8) / GAUDI2_E4M3_MAX
-    scaled = x.float() * (1.0 / scale).float()
+    scaled = (x * (1.0 / scale)).float()
     return scaled.clamp(-GAUDI2_E4M3_MAX, GAUDI2_E4M3_MAX).to(E4M3), scale.float()
 
 
 def w8a8_linear(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """`x` [..., K] times a Gaudi 2 weight [N, K] with scale [N, 1]; one rounding to `out_dtype` (default: of x)."""
+    """`x` [..., K] times a Gaudi 2 weight [N, K] with scale [N, 1], in `out_dtype` (default: of x).
+
+    Rounding points of the card's scaled GEMM: the wide sum is rounded to the
+    output dtype, then multiplied by the product of both scales in that dtype.
+    """
+    out_dtype = out_dtype or x.dtype
     quantized, token_scale = quantize_tokens(x)
-    out = F.linear(quantized.float(), weight.float()) * token_scale * scale.float().reshape(-1)
-    return out.to(out_dtype or x.dtype)
+    product = F.linear(quantized.float(), weight.float()).to(out_dtype)
+    return product * (token_scale * scale.float().reshape(-1)).to(out_dtype)

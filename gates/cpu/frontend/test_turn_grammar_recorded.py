@@ -22,8 +22,11 @@ SETTINGS = {setting["name"]: setting for setting in GOLDEN["settings"]}
 # A closer inside a JSON string of an answer would end the answer when parsed and leave broken
 # JSON, so the answer's JSON excludes the closers; the recording admits them.
 DEVIATIONS = {
-    ("json_schema", '<|channel|>analysis<|message|>r<|end|><|start|>assistant<|channel|>final'
-                    '<|message|>{"a": 1, "b": "<|end|>"}<|return|>'): (False, False, 104),
+    (
+        "json_schema",
+        "<|channel|>analysis<|message|>r<|end|><|start|>assistant<|channel|>final"
+        '<|message|>{"a": 1, "b": "<|end|>"}<|return|>',
+    ): (False, False, 104),
 }
 
 
@@ -66,18 +69,22 @@ def test_setting(name):
 
 def test_strings_tell_grammars_apart():
     """Control: the recorded strings of one setting fail under another setting's grammar."""
-    tag = tag_of(constrained(SETTINGS["tools_required"], turn_of(SETTINGS["tools_required"]),
-                             GOLDEN["tools"]))
+    tag = tag_of(constrained(SETTINGS["tools_required"], turn_of(SETTINGS["tools_required"]), GOLDEN["tools"]))
     matcher = ByteMatcher(tag)
-    differing = [text for text, *expected in SETTINGS["tools_auto"]["strings"]
-                 if matcher.read(text) != tuple(expected)]
+    differing = [text for text, *expected in SETTINGS["tools_auto"]["strings"] if matcher.read(text) != tuple(expected)]
     assert len(differing) > 20
 
 
 def test_tag_text_is_canonical():
     """The tag's text is xgrammar's cache key: the same request gives the same text."""
-    texts = {tag_of(constrained(SETTINGS["tools_auto"], turn_of(SETTINGS["tools_auto"]),
-                                json.loads(json.dumps(GOLDEN["tools"])))) for _ in range(3)}
+    texts = {
+        tag_of(
+            constrained(
+                SETTINGS["tools_auto"], turn_of(SETTINGS["tools_auto"]), json.loads(json.dumps(GOLDEN["tools"]))
+            )
+        )
+        for _ in range(3)
+    }
     assert len(texts) == 1
 
 
@@ -89,9 +96,9 @@ def test_allowed_special_tokens(index):
     case = SPECIAL["cases"][index]
     name = case["setting"]
     base = dict(SETTINGS["tools_auto"])
-    base["request"] = {"no_tools": {"tools": None}, "tools_auto": {},
-                       "tools_required": {"tool_choice": "required"}}[name]
+    base["request"] = {"no_tools": {"tools": None}, "tools_auto": {}, "tools_required": {"tool_choice": "required"}}[
+        name
+    ]
     tag = tag_of(constrained(base, turn_of(base), GOLDEN["tools"]))
     matcher = ByteMatcher(tag, SPECIAL["special_tokens"], case["tokenizer_stop_tokens"])
-    assert matcher.allowed(case["generated"], case["override_stop_tokens"]) == (
-        case["allowed_special_tokens"])
+    assert matcher.allowed(case["generated"], case["override_stop_tokens"]) == (case["allowed_special_tokens"])

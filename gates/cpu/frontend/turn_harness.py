@@ -39,8 +39,10 @@ def request_of(fields: dict[str, Any], tools: list[dict] | None) -> Any:
 
     body = {"tools": tools, **fields}
     if body.pop("api", "chat") == "responses":
-        body["tools"] = [{"type": "function", "strict": False, "parameters": None, **tool["function"]}
-                         for tool in body["tools"] or ()]
+        body["tools"] = [
+            {"type": "function", "strict": False, "parameters": None, **tool["function"]}
+            for tool in body["tools"] or ()
+        ]
         body.pop("messages", None)
         return ResponsesRequest(model="m", input="Hi", **body)
     if body["tools"] is None:
@@ -53,12 +55,19 @@ def constrained(setting: dict[str, Any], turn, tools: list[dict] | None):
     from vllm.parser.turn_grammar.request import Serving, constrain_request
 
     request = request_of(setting["request"], tools)
-    serving = Serving(reasoning_parser=setting["reasoning_parser"] is not None,
-                      tool_parser=setting["tool_parser"] is not None,
-                      auto_tools=setting["enable_auto_tools"])
+    serving = Serving(
+        reasoning_parser=setting["reasoning_parser"] is not None,
+        tool_parser=setting["tool_parser"] is not None,
+        auto_tools=setting["enable_auto_tools"],
+    )
     with environment(setting["env"]):
-        return constrain_request(request, turn, prompt=setting["prompt_text"], serving=serving,
-                                 chat_template_kwargs=setting["chat_template_kwargs"])
+        return constrain_request(
+            request,
+            turn,
+            prompt=setting["prompt_text"],
+            serving=serving,
+            chat_template_kwargs=setting["chat_template_kwargs"],
+        )
 
 
 def tag_of(request: Any) -> str | None:
@@ -98,7 +107,7 @@ class ByteMatcher:
         while text:
             token = next((name for name in self.special if text.startswith(name)), None)
             if token is not None and matcher.accept_token(self.special[token]):
-                text = text[len(token):]
+                text = text[len(token) :]
                 continue
             head, text = text[0], text[1:]
             for byte in head.encode():

@@ -152,26 +152,26 @@ class BeamReference:
         return total
 
     def _combine_w8a8(self, weights: LayerWeights, x, route_weights, ids) -> torch.Tensor:
-        """The fused expert kernel: E4M3 input and intermediate, bf16 routing weights, fp32 sum, one rounding."""
+        """The fused expert kernel: E4M3 input and intermediate, bf16 routing weights, fp32 sum, one rounding.
+
+        What the kernel rounds inside is not published; its products are rounded as those of the linear layers.
+        """
         total = torch.zeros(x.shape, dtype=torch.float32)
         route_weights = route_weights.to(x.dtype).float()
         for expert in ids.unique().tolist():
             route, token = torch.where(ids.T.eq(expert))
             gate_up, down = weights.expert(expert)
-            if gate_up.scale is None or down.scale is None:
-                gate, up = gate_up(x[token]).chunk(2, dim=-1)
-                out = down(steps.swiglu(gate, up)).float()
-            else:
-                gate, up = gate_up(x[token], torch.float32).chunk(2, dim=-1)
-                out = self._sliced_down(F.silu(gate) * up, down, x.dtype)
+            gate, up = gate_up(x[token]).chunk(2, dim=-1)
+            activation = steps.swiglu(gate, up)
+            out = down(activation).float() if down.scale is None else self._sliced_down(activation, down)
             total.index_add_(0, token, out * route_weights[token, route, None])
         return total.to(x.dtype)
 
-    def _sliced_down(self, activation: torch.Tensor, down, dtype: torch.dtype) -> torch.Tensor:
-        """Down projection [t, I] -> [t, H] in fp32, its input quantised per token over each slice of I."""
+    def _sliced_down(self, activation: torch.Tensor, down) -> torch.Tensor:
+        """Down projection [t, I] -> [t, H], its input quantised per token over each slice of I; fp32 sum of slices."""
         width = activation.shape[-1] // self.expert_slices
         total = torch.zeros(activation.shape[0], down.weight.shape[0])
         for start in range(0, activation.shape[-1], width):
             part = slice(start, start + width)
-            total += fp8.w8a8_linear(activation[:, part].to(dtype), down.weight[:, part], down.scale, torch.float32)
+            total += fp8.w8a8_linear(activation[:, part], down.weight[:, part], down.scale).float()
         return total

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The config class: published defaults, every field checked, refusals by name."""
+
+import copy
+import json
+
+import pytest
+
+from gates.checkpoints.beam_shapes import PUBLISHED, SHAPES
+from vllm_gaudi.models.beam.config import BeamConfig
+
+FULL_LAYERS = [5, 11, 17, 23, 29, 35, 41, 47, 51]
+
+
+def test_defaults_are_the_published_model():
+    """Not those of a smaller namesake: a stripped config.json must not give another network."""
+    config = BeamConfig()
+    for name, value in PUBLISHED.items():
+        if name not in ("max_position_embeddings", "rope_parameters", "model_type"):
+            assert getattr(config, name) == value, name
+    assert config.model_type == "beam"
+    assert [i for i in range(52) if config.is_full(i)] == FULL_LAYERS
+    assert [i for i in range(52) if not config.is_sparse(i)] == [0, 1, 2]
+
+
+def test_nested_rope_is_flattened_and_absent_facts_are_remembered():
+    config = BeamConfig(**copy.deepcopy(PUBLISHED))
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert config.absent_fields == []
+    assert BeamConfig().absent_fields == ["max_position_embeddings", "rope_parameters"]
+
+
+def test_config_survives_its_own_json():
+    config = BeamConfig(**copy.deepcopy(SHAPES["grid8"]))
+    again = BeamConfig.from_dict(json.loads(config.to_json_string(use_diff=False)))
+    for name in SHAPES["grid8"]:
+        assert getattr(again, name) == getattr(config, name), name
+    assert again.layer_types == config.layer_types
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_sinks": True}, "unknown field attention_sinks"),
+        ({"num_local_experts": 8}, "unknown field num_local_experts"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', Beam has 'sigmoid'"),
+        ({"n_shared_experts": 1}, "n_shared_experts is 1"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is False"),
+        ({"sliding_window": None}, "sliding_window must be a positive number"),
+        ({"sliding_window": 0}, "sliding_window must be a positive number"),
+        ({"head_dim": True}, "head_dim must be a positive number"),
+        ({"num_key_value_heads": 5}, "num_attention_heads 48 is no multiple of"),
+        ({"n_group": 7}, "num_experts 256 is no multiple of n_group 7"),
+        ({"n_group": 256}, "groups of 1 expert"),
+        ({"topk_group": 9}, "topk_group 9 exceeds n_group 8"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok 129 exceeds the 128 experts"),
+        ({"layer_types": ["full_attention"] * 52}, "layer_types differs from Beam's pattern"),
+        ({"layer_types": ["sliding_attention"] * 3}, "layer_types has 3 entries for 52 layers"),
+        ({"layer_types": ["chunked"] * 52}, r"layer_types holds \['chunked'\]"),
+        ({"mlp_layer_types": ["moe"] * 52}, r"mlp_layer_types holds \['moe'\]"),
+        ({"final_logit_softcapping": -1}, "final_logit_softcapping must be positive"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e4}}},
+            "full_attention is .* must be null",
+        ),
+        ({"rope_parameters": {"sliding_attention": None, "full_attention": None}}, "must give rope_theta"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn' is not Beam's"),
+        ({"rope_parameters": {"rope_theta": 1e4, "factor": 4}}, r"unknown entries \['factor'\]"),
+    ],
+)
+def test_bad_values_are_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message):
+        BeamConfig(**{**copy.deepcopy(PUBLISHED), **change})
+
+
+def test_off_switches_and_agreeing_synonyms_are_accepted():
+    BeamConfig(scoring_func="sigmoid", topk_method="noaux_tc", n_shared_experts=0, index_topk=None, use_mtp=False)
+
+
+def test_vllm_reads_the_checkpoint_with_this_class(checkpoint):
+    from harness import plugins
+
+    plugins()
+    from vllm.transformers_utils.config import get_config
+
+    config = get_config(str(checkpoint("grid8")), trust_remote_code=False)
+    assert type(config) is BeamConfig
+    assert config.absent_fields == []
