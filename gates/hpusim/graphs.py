@@ -46,6 +46,11 @@ def describe(value: Any) -> str:
     return " ".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in _tensors(value))
 
 
+def _end_segment() -> None:
+    if probe.listeners:
+        probe.emit("graph_end")
+
+
 class GraphCache:
     """Captured graphs of one callable, by input signature."""
 
@@ -74,6 +79,7 @@ class GraphCache:
             probe.emit("graph_capture", key=key, name=self.name, shapes=describe((args, kwargs)))
         with metrics.compilation(f"{self.name} {describe((args, kwargs))}"), probe.inside_graph():
             out = self.function(*args, **kwargs)
+            _end_segment()
         self.outputs[key] = out
         return out
 
@@ -83,6 +89,7 @@ class GraphCache:
             probe.emit("graph_replay", key=key, name=self.name, shapes=describe((args, kwargs)))
         with probe.inside_graph():
             fresh = self.function(*args, **kwargs)
+            _end_segment()
         kept = self.outputs[key]
         inputs = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
         with tracker.paused():

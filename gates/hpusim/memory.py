@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from gates.hpusim import probe
 from gates.hpusim.settings import settings
 
 _lock = threading.RLock()  # re-entrant: a release can run inside an allocation, from the garbage collector
@@ -45,8 +44,6 @@ class Block:
             allocations += 1
             if _allocated > _peak:
                 _peak = _allocated
-                if probe.listeners:
-                    probe.emit("memory_peak", _peak)
 
     def __del__(self) -> None:
         global _allocated

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -40,13 +41,26 @@ def emit(kind: str, nbytes: int = 0, **info: Any) -> None:
         listener(kind, nbytes, info)
 
 
-def caller() -> str:
-    """`file:line function` of the nearest frame that is neither torch nor the emulation."""
-    frame = sys._getframe(1)
+def source() -> str:
+    """The line of source that led here, outside torch and the emulation; empty when it cannot be read."""
+    frame = _outside()
+    return "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+
+def _outside() -> Any:
+    frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
         if not any(part in name for part in _SKIP) or "/gates/hpusim/testing" in name:
-            short = "/".join(name.rsplit("/", 2)[-2:])
-            return f"{short}:{frame.f_lineno} {frame.f_code.co_name}"
+            return frame
         frame = frame.f_back
-    return "?"
+    return None
+
+
+def caller() -> str:
+    """`file:line function` of the nearest frame that is neither torch nor the emulation."""
+    frame = _outside()
+    if frame is None:
+        return "?"
+    short = "/".join(frame.f_code.co_filename.rsplit("/", 2)[-2:])
+    return f"{short}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -7,7 +7,7 @@
 | HPUSIM_MEM_GIB | 4 | device memory a process may allocate, GiB (real host memory backs it) |
 | HPUSIM_DEVICES | 8 | devices in the emulated machine |
 | HPUSIM_TRACK | 1 | follow which tensors live on the device through every operator; 0 knows only explicit placements |
-| HPUSIM_METERS | unset | path of the JSON summary each process writes at exit, `{pid}` and `{rank}` are replaced |
+| HPUSIM_METERS | unset | path of the JSON summary each process writes at exit; `{pid}` is replaced |
 | HPUSIM_MIX | count | operator with host and device tensors mixed: `count` it or `raise` |
 | HPUSIM_NATIVE | 0 | 1: the strict lane with a real hpu:0 device (needs a C++ compiler) |
 | HPUSIM_OFF | unset | 1: do not emulate anything in this process |

@@ -113,9 +113,7 @@ def run_engine(
             str(folder / "job.json"),
             str(folder / "answer.json"),
         ]
-        values = environment(
-            mode, in_process, **{"HPUSIM_METERS": str(folder / "meters-{rank}-{pid}.json"), **(env or {})}
-        )
+        values = environment(mode, in_process, **{"HPUSIM_METERS": str(folder / "meters-{pid}.json"), **(env or {})})
         with open(folder / "log", "w") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, env=values, start_new_session=True
@@ -216,7 +214,7 @@ def serve(
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="hpusim-") as name:
         folder = Path(name)
-        values = environment(mode, False, **{"HPUSIM_METERS": str(folder / "meters-{rank}-{pid}.json"), **(env or {})})
+        values = environment(mode, False, **{"HPUSIM_METERS": str(folder / "meters-{pid}.json"), **(env or {})})
         command = [
             sys.executable,
             "-m",

@@ -7,6 +7,7 @@ and is never popped; other modes nest above it. Under `torch.compile` it steps a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,12 @@ from gates.hpusim import probe
 from gates.hpusim.residency import is_device, to_device
 from gates.hpusim.settings import settings
 
-_paused = 0
+
+class _State(threading.local):
+    paused = 0  # per thread: another thread's own work must not hide this one's
+
+
+_state = _State()
 # Called with (operator, args, kwargs, output) for every operator that touches the device.
 op_hooks: list[Callable[[Any, tuple, dict, Any], None]] = []
 # Operators whose result the host must read before it can go on: value reads and data-dependent shapes.
@@ -38,15 +44,22 @@ SYNCING = frozenset(
 )
 
 
+def is_paused() -> bool:
+    return _state.paused > 0
+
+
+# A host index (a Python list, say) into a device tensor is legal: torch copies it over first.
+INDEXING = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default})
+
+
 @contextmanager
 def paused() -> Iterator[None]:
     """Operators inside leave no trace: for the emulation's own work."""
-    global _paused
-    _paused += 1
+    _state.paused += 1
     try:
         yield
     finally:
-        _paused -= 1
+        _state.paused -= 1
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -65,7 +78,7 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if _paused:
+        if _state.paused:
             return out
         inputs = list(_tensors(args))
         if kwargs:
@@ -73,7 +86,10 @@ class Tracker(TorchDispatchMode):
         on_device = [is_device(tensor) for tensor in inputs]
         if not any(on_device):
             return out
-        if not all(on_device):
+        if func is torch.ops.aten.copy_.default and on_device[0] != on_device[1]:
+            _copied(inputs[0], inputs[1], on_device[0], args)  # from C++, such as tensor[...] = value
+            return out
+        if not all(on_device) and not (func in INDEXING and _indices(inputs, on_device)):
             _mixed(func, inputs, on_device)
         outputs = (
             (out,) if isinstance(out, torch.Tensor) else tuple(_tensors(out)) if isinstance(out, (list, tuple)) else ()
@@ -82,12 +98,29 @@ class Tracker(TorchDispatchMode):
             if not any(tensor is given for given in inputs):
                 to_device(tensor)
         if probe.listeners and func.name() in SYNCING:
-            probe.emit("sync", op=func.name())
+            probe.emit("sync", op=func.name(), caller=probe.caller())
             if func.name() == "aten::_local_scalar_dense":
-                probe.emit("d2h", inputs[0].element_size(), blocking=True)
+                probe.emit("d2h", inputs[0].element_size(), blocking=True, caller=probe.caller())
         for hook in op_hooks:
             hook(func, args, kwargs, out)
         return out
+
+
+def _copied(destination: torch.Tensor, source: torch.Tensor, to_hpu: bool, args: tuple) -> None:
+    from gates.hpusim.transfers import moved
+
+    moved(destination, source, to_hpu, bool(args[2]) if len(args) > 2 else False)
+
+
+def _indices(inputs: list[torch.Tensor], on_device: list[bool]) -> bool:
+    """Report host indices as copies; False when something other than an index is on the host."""
+    hosts = [tensor for tensor, device in zip(inputs, on_device, strict=True) if not device]
+    if not on_device[0] or any(tensor.dtype.is_floating_point for tensor in hosts):
+        return False
+    for tensor in hosts:
+        if probe.listeners:
+            probe.emit("h2d", tensor.numel() * tensor.element_size(), blocking=False, caller=probe.caller())
+    return True
 
 
 def _mixed(func: Any, inputs: list[torch.Tensor], on_device: list[bool]) -> None:
@@ -96,7 +129,7 @@ def _mixed(func: Any, inputs: list[torch.Tensor], on_device: list[bool]) -> None
     if not hosts:
         return
     if probe.listeners:
-        probe.emit("mixed", op=func.name())
+        probe.emit("mixed", op=func.name(), caller=probe.caller())
     if settings().mix == "raise":
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in hosts)
         raise RuntimeError(

@@ -11,22 +11,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
 
 from gates.hpusim import probe, tracker
 from gates.hpusim.devices import CPU, _is_real, is_hpu
 from gates.hpusim.residency import is_device, is_pinned, pin, to_device
 
+HPU = torch.device("hpu", 0)
 # Called with (destination, source, non_blocking) after a copy between host and device; fault models hook in here.
 copy_hooks: list[Callable[[torch.Tensor, torch.Tensor, bool], None]] = []
 
 
-def _moved(destination: torch.Tensor, source: torch.Tensor, to_hpu: bool, non_blocking: bool) -> None:
-    if probe.listeners:
+def moved(destination: torch.Tensor, source: torch.Tensor, to_hpu: bool, non_blocking: bool) -> None:
+    """Report one copy between host and device, and let the fault models at it."""
+    if probe.listeners and not tracker.is_paused():
         kind = "h2d" if to_hpu else "d2h"
         nbytes = source.numel() * source.element_size()
         probe.emit(kind, nbytes, blocking=not non_blocking, caller=probe.caller())
         if not to_hpu and not non_blocking:
-            probe.emit("sync", op="copy to host")
+            probe.emit("sync", op="copy to host", caller=probe.caller())
     for hook in copy_hooks:
         hook(destination, source, non_blocking)
 
@@ -53,25 +56,26 @@ def _to(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         target, args, kwargs = _split(args, kwargs)
-        if target is None or not _is_real(self) or self.device.type != "cpu":
+        if target is None or not _is_real(self) or self.is_meta:
             out = original(self, *args, **kwargs)
-            return to_device(out) if target and _is_real(out) and out.device.type == "cpu" else out
+            return to_device(out) if target and _is_real(out) and not out.is_meta else out
         if is_device(self) == target:
-            return original(self, *args, **kwargs)
+            with torch._C.DisableTorchFunctionSubclass():  # a subclass would come back here with the CPU's name
+                return original(self, *args, **kwargs)
         position = (
             1 if args and isinstance(args[0], torch.Tensor) else 2
         )  # to(other, non_blocking), to(device, dtype, ...)
         non_blocking = bool(kwargs.get("non_blocking", len(args) > position and args[position]))
         kwargs = {key: value for key, value in kwargs.items() if key != "copy"}
-        with tracker.paused():
+        with tracker.paused(), torch._C.DisableTorchFunctionSubclass():
             out = original(self, *args, **kwargs)
-            if out.untyped_storage() is self.untyped_storage() or out.data_ptr() == self.data_ptr():
+            if out.untyped_storage().data_ptr() == self.untyped_storage().data_ptr():
                 out = out.clone()
-        if out.device.type == "meta":
+        if out.is_meta:
             return out
         if target:
             to_device(out)
-        _moved(out, self, target, non_blocking)
+        moved(out, self, target, non_blocking)
         return out
 
     return to
@@ -86,7 +90,7 @@ def _copy_(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, src, non_blocking)
         with tracker.paused():
             original(self, src, non_blocking)
-        _moved(self, src, is_device(self), non_blocking)
+        moved(self, src, is_device(self), non_blocking)
         return self
 
     return copy_
@@ -98,9 +102,9 @@ def _host_read(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _is_real(self) and is_device(self):
-            if probe.listeners:
+            if probe.listeners and not tracker.is_paused():
                 probe.emit("d2h", self.numel() * self.element_size(), blocking=True, caller=probe.caller())
-                probe.emit("sync", op=name)
+                probe.emit("sync", op=name, caller=probe.caller())
             with tracker.paused():
                 return original(self, *args, **kwargs)
         return original(self, *args, **kwargs)
@@ -129,8 +133,21 @@ def _deepcopy(original: Callable[..., Any]) -> Callable[..., Any]:
     return deepcopy
 
 
+def _device(original: Any) -> property:
+    """`Tensor.device` names the card for a tensor that lives there, except to a tracer: its fake tensors are CPU ones."""
+
+    def device(self: torch.Tensor) -> torch.device:
+        real = original.__get__(self)
+        if real.type == "cpu" and _is_real(self) and is_device(self) and TracingContext.try_get() is None:
+            return HPU
+        return real
+
+    return property(device)
+
+
 def install() -> None:
     tensor = torch.Tensor
+    tensor.device = _device(torch._C.TensorBase.device)
     tensor.to = _to(tensor.to)
     tensor.cpu = lambda self, *args, **kwargs: self.to(CPU)
     tensor.hpu = lambda self, device=None, non_blocking=False: self.to("hpu", non_blocking=non_blocking)
