@@ -2,8 +2,8 @@
 """HPU graphs: capture once per input signature, replay afterwards.
 
 A replay runs the module's Python again (there is nothing to replay on a CPU) but keeps two contracts of the device
-that matter to callers: the outputs of a replay are the capture's own tensors, overwritten each time, and during warm-up
-a known signature is not run at all. Cuts and transfers inside a replay are not host work and are reported as `in_graph`.
+that callers see: the outputs of a replay are the capture's own tensors, overwritten each time, and during warm-up
+a known signature is not run at all. Cuts and transfers inside a replay are no host work and are reported as `in_graph`.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _deepcopy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _device(original: Any) -> property:
-    """`Tensor.device` names the card for a tensor that lives there, except to a tracer: its fake tensors are CPU ones."""
+    """`Tensor.device` names the card for a tensor that lives there, except to a tracer, whose fakes are CPU ones."""
 
     def device(self: torch.Tensor) -> torch.device:
         real = original.__get__(self)

@@ -29,7 +29,6 @@ from gates.hpusim.meters.meter import Meter
 from gates.hpusim.residency import is_device
 
 _FLUSH_SECONDS = 1.0
-_EMPTY = Counts().summary()
 
 
 def _attach(meter: Meter) -> Callable[[], None]:
@@ -78,6 +77,13 @@ def overhead(meter: Meter) -> dict[str, float]:
     return {"microseconds_per_event": round(each * 1e6, 2), "share_of_step_time": round(min(share, 1.0), 4)}
 
 
+def _layer(counts: Counts) -> dict[str, int]:
+    brief = counts.brief()
+    return {
+        name: brief[name] for name in ("launches", "mark_steps", "collectives", "moe_launches", "moe_tensor_inputs")
+    }
+
+
 def summary(meter: Meter) -> dict[str, Any]:
     """JSON-able summary of a process."""
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
@@ -88,10 +94,7 @@ def summary(meter: Meter) -> dict[str, Any]:
         "step_seconds": meter.step_seconds,
         "phases": {name: counts.summary() for name, counts in list(meter.phases.items())},
         "layers": {
-            kind: {layer: {"launches": c.launches, "mark_steps": c.mark_steps, "collectives": sum(c.collectives.values()),
-                           "moe_launches": c.moe_launches, "moe_tensor_inputs": c.moe_tensor_inputs}
-                   for layer, c in layers.items()}
-            for kind, layers in meter.layers.items()
+            kind: {layer: _layer(counts) for layer, counts in layers.items()} for kind, layers in meter.layers.items()
         },
         "compiles_after_warmup": meter.compiles_after_warmup,
         "warmed_up": meter.warmed_up,
@@ -99,7 +102,7 @@ def summary(meter: Meter) -> dict[str, Any]:
         "missing": list(watch.missing),
         "overhead": overhead(meter),
         "records": meter.records,
-    }  # fmt: skip
+    }
 
 
 def install(path: str) -> None:

@@ -50,7 +50,9 @@ def _by_dim(original: Callable) -> Callable:
 def _embedding(original: Callable) -> Callable:
     @wraps(original)
     def call(input, weight, *args, **kwargs):
-        return original(wrap_negative(input, weight.shape[0]), weight, *args, **kwargs)
+        # Warm-up feeds ids 0..n-1 whatever the vocabulary: the device reads some row for those past the last.
+        rows = weight.shape[0]
+        return original(wrap_negative(input, rows).clamp(max=rows - 1), weight, *args, **kwargs)
 
     return call
 
