@@ -21,6 +21,7 @@ VERBS = {
     "verify": "prove that lock, patches, overlay, cache and trees belong together",
     "status": "the debt of the stack as numbers",
     "guard": "drop just one patch and demand that its guard fails, then with it that it passes",
+    "rebase": "rehearse a stack on another upstream tag; --accept takes it there",
     "show": "render one patch with as much context as wanted",
     "wheels": "build both wheels from the locked trees into dist/",
     "env": "build or repair the virtual environments below build/",

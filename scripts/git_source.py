@@ -58,6 +58,10 @@ def resolve(address: str, name: str) -> tuple[str, str]:
         if candidate in refs:
             return refs[candidate], candidate.removesuffix("^{}").split("/", 2)[2]
     if _SHORT.match(name):
+        tips = {(commit, ref) for ref, commit in refs.items() if commit.startswith(name) and ref != "HEAD"}
+        if len({commit for commit, _ in tips}) == 1:
+            branches = [ref.split("/", 2)[2] for _, ref in sorted(tips) if ref.startswith("refs/heads/")]
+            return next(iter(tips))[0], branches[0] if branches else ""
         return _resolve_short(address, name), ""
     raise ToolError(
         f"the source has no tag, branch or commit `{name}`",

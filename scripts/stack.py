@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,7 +178,25 @@ def digests(project: Project, upstream: str, overlay: list[OverlayFile] | None =
     folder = project.patches(upstream)
     files = sorted(p for p in folder.glob("*") if p.is_file() and (p.name == "series" or p.suffix == ".patch"))
     found = {f"patches/{upstream}/{p.name}": hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
-    for file in read_overlay(project.overlay(upstream)) if overlay is None else overlay:
+    return {
+        **found,
+        **overlay_digests(upstream, read_overlay(project.overlay(upstream)) if overlay is None else overlay),
+    }
+
+
+def file_digests(
+    upstream: str, series: bytes, patches: dict[str, bytes], overlay: Iterable[OverlayFile]
+) -> dict[str, str]:
+    """As :func:`digests`, for files that are not on disk yet; `patches` maps file names to contents."""
+    found = {f"patches/{upstream}/{name}": hashlib.sha256(data).hexdigest() for name, data in patches.items()}
+    found[f"patches/{upstream}/series"] = hashlib.sha256(series).hexdigest()
+    return {**found, **overlay_digests(upstream, overlay)}
+
+
+def overlay_digests(upstream: str, overlay: Iterable[OverlayFile]) -> dict[str, str]:
+    """sha256 of overlay files by project path."""
+    found = {}
+    for file in overlay:
         mode = "" if file.mode == "100644" else f" {file.mode}"
         found[f"overlay/{upstream}/{quote(file.path)}"] = hashlib.sha256(file.data).hexdigest() + mode
     return found
