@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--only", action="append", default=[], metavar="NAME", help="gate or category; repeatable")
     run.add_argument("--profile", default="quick", help="tiny, quick or node")
     run.add_argument("--floor", action="store_true", help="also measure the server against itself")
+    run.add_argument("--reference", type=Path, help="scores of the CPU reference (python -m gates.oracle)")
     run.add_argument("--fresh", action="store_true", help="start a new run even where one can be resumed")
     run.add_argument("--server-args", default="", help="the server's arguments, for the record")
     run.add_argument("--ledger", type=Path, default=DEFAULT_LEDGER)
@@ -61,7 +62,12 @@ def _run(args: argparse.Namespace) -> int:
     if resumed:
         _say(f"resuming the run of {run.header['started']}: {len(run.results)} results kept")
     ctx = gate.Context(
-        client=client, facts=facts, profile=sizes, thresholds=thresholds.load(), measure_floor=args.floor
+        client=client,
+        facts=facts,
+        profile=sizes,
+        thresholds=thresholds.load(),
+        measure_floor=args.floor,
+        reference=args.reference,
     )
     code = runner.run_all(chosen, ctx, writer, run, say=_say)
     for entry in chosen:

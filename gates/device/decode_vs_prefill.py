@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 
+from gates.core import floor as floors
 from gates.core import scoring, stats
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
@@ -45,6 +46,10 @@ def _run(ctx: Context) -> GateResult:
             "max": max(values),
         }
         everything += values
+    floor = None
+    if ctx.measure_floor:
+        texts = [_prompt(ctx, random.Random(seed), rungs[0]) for seed in seeds[:4]]
+        floor = floors.measure(ctx, texts, top=1).mean_gap
     worst = max(by_rung, key=lambda r: by_rung[r]["mean"])
     low, high = stats.bootstrap(everything)
     return judge(
@@ -57,6 +62,7 @@ def _run(ctx: Context) -> GateResult:
             max(high, by_rung[worst]["mean"]),
             len(everything),
         ),
+        noise_floor=floor,
         seeds=seeds,
         details={"rungs": by_rung, "worst_rung": int(worst)},
     )

@@ -85,7 +85,7 @@ def _run(ctx: Context) -> GateResult:
         )
     preempted = int(after - before)
     leaks = {str(i): pieces for i, pieces in enumerate(found) if pieces}
-    low, high = stats.wilson(len(leaks), count)
+    low, high = (round(share, 9) for share in stats.wilson(len(leaks), count))
     details = {"preemptions": preempted, "outputs": count, "leaks": leaks, "prompt_tokens_up_to": rung}
     measurement = Measurement(float(len(leaks)), "answers with foreign content", low * count, high * count, count)
     if leaks:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gates.core import floor as floors
 from gates.core import reference as references
 from gates.core import scoring, stats
 from gates.core.gate import Context, Gate, Skip, judge
@@ -63,8 +64,16 @@ def _compare(client: object, path: str) -> Comparison:
     return Comparison(tuple(differences), tuple(kls), tuple(same), per)
 
 
+def _floor(ctx: Context) -> floors.Floor | None:
+    """The server's distance from itself on the same passages, where it was asked for."""
+    if not ctx.measure_floor or ctx.reference is None:
+        return None
+    return floors.measure(ctx, [p.tokens for p in references.load(ctx.reference).passages], top=TOP)
+
+
 def _perplexity(ctx: Context) -> GateResult:
     seen = compare(ctx)
+    floor = _floor(ctx)
     worst = max(abs(entry["ppl_ratio"] - 1.0) for entry in seen.per_passage.values())
     low, high = stats.bootstrap(seen.differences)
     overall = math.exp(-stats.mean(seen.differences))
@@ -75,7 +84,7 @@ def _perplexity(ctx: Context) -> GateResult:
         "overall_ratio_interval": [math.exp(-high), math.exp(-low)],
         "rms_difference": math.sqrt(stats.mean([d * d for d in seen.differences])),
     }
-    return judge(ctx, "perplexity", measurement, details=details)
+    return judge(ctx, "perplexity", measurement, noise_floor=floor and floor.ratio_gap, details=details)
 
 
 def _top1(ctx: Context) -> GateResult:
@@ -87,6 +96,7 @@ def _top1(ctx: Context) -> GateResult:
 
 def _kl(ctx: Context) -> GateResult:
     seen = compare(ctx)
+    floor = _floor(ctx)
     low, high = stats.bootstrap(seen.kl)
     details = {
         "median": stats.percentile(seen.kl, 0.5),
@@ -96,7 +106,7 @@ def _kl(ctx: Context) -> GateResult:
     value = Measurement(
         stats.mean(seen.kl), "nats", min(low, stats.mean(seen.kl)), max(high, stats.mean(seen.kl)), len(seen.kl)
     )
-    return judge(ctx, "kl-divergence", value, details=details)
+    return judge(ctx, "kl-divergence", value, noise_floor=floor and floor.mean_kl, details=details)
 
 
 GATES = (
