@@ -69,9 +69,11 @@ def main(words: list[str] | None = None) -> int:
     verb = next((word for word in given if not word.startswith("-")), None)
     args = parser(verb if verb in VERBS else None).parse_args(given)
     from scripts.paths import open_project
+    from scripts.transaction import recover
 
     try:
         project = open_project(args.root, args.source)
+        recover(project)
         return int(importlib.import_module(f"scripts.{args.verb}").run(project, args))
     except ToolError as exc:
         console.error(str(exc))

@@ -43,7 +43,10 @@ class Hunk:
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The change of one path. Modes are None where the file does not exist; ids are NULL_ID there."""
+    """The change of one path. Modes are None where the file does not exist; ids are NULL_ID there.
+
+    A change of mode alone has no ids: git writes none.
+    """
 
     path: bytes
     old_mode: str | None
@@ -74,7 +77,7 @@ def apply(change: FileDiff, old: bytes) -> bytes:
     Raises:
         DiffError: when the content is not the pre-image, a removed line differs, or the result is not the post-image.
     """
-    if change.old_id != NULL_ID and blob_id(old) != change.old_id:
+    if change.old_id not in ("", NULL_ID) and blob_id(old) != change.old_id:
         raise DiffError(f"{quote(change.path)}: content is {blob_id(old)}, the patch was made for {change.old_id}")
     lines, out, at = split_lines(old), [], 0
     for hunk in change.hunks:
@@ -91,7 +94,7 @@ def apply(change: FileDiff, old: bytes) -> bytes:
     if any(not line.endswith(b"\n") for line in out[:-1]):
         raise DiffError(f"{quote(change.path)}: a line without newline is not the last one")
     result = b"".join(out)
-    if change.new_id != NULL_ID and blob_id(result) != change.new_id:
+    if change.new_id not in ("", NULL_ID) and blob_id(result) != change.new_id:
         raise DiffError(f"{quote(change.path)}: result is {blob_id(result)}, the patch promises {change.new_id}")
     return result
 

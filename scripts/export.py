@@ -41,7 +41,8 @@ def export(project: Project, upstream: Upstream) -> list[str]:
     """Write what the commits of one tree come to; returns the project paths that changed.
 
     Raises:
-        ToolError: the tree is dirty, mid-operation, unpatched, or two commits would write one file. Nothing is changed.
+        ToolError: the tree is dirty, mid-operation, unpatched, two commits would write one file, or files and tree
+            both moved on. Nothing is changed then.
     """
     tree = project.tree(upstream.name)
     stamp = worktree.read_stamp(tree)
@@ -54,8 +55,7 @@ def export(project: Project, upstream: Upstream) -> list[str]:
         )
     refuse_unfinished(tree)
     folder = project.patches(upstream.name)
-    files = sorted(folder.glob("*.patch"))
-    old = {path.stem: path.read_bytes() for path in files}
+    old = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.patch"))}
     patches = exporting.read_patches(tree, stamp.base, old)
     if old and not patches:
         raise ToolError(
@@ -73,7 +73,13 @@ def export(project: Project, upstream: Upstream) -> list[str]:
             action="rebuild it with `trees --force`; to remove overlay files, remove them from overlay/",
             code=Exit.REFUSED,
         )
-    refuse_outside_edits(project, upstream, stamp, tree)
+    before = (folder / "series").read_text(encoding="utf-8")
+    series = series_text(before, [p.name for p in patches])
+    result = _stack_of(upstream.name, patches, series, overlay)
+    on_disk = stack.digests(project, upstream.name)
+    if on_disk != result.digests:
+        refuse_outside_edits(project, upstream, stamp, tree)
+    head, content = _canonical(project, upstream, stamp, result)
     changed: list[str] = []
     with Transaction(project) as change:
         for patch in patches:
@@ -81,21 +87,44 @@ def export(project: Project, upstream: Upstream) -> list[str]:
                 changed.append(_write(project, change, folder / f"{patch.name}.patch", patch.data))
         for name in old:
             changed.append(_remove(project, change, folder / f"{name}.patch"))
-        series = series_text((folder / "series").read_text(encoding="utf-8"), [p.name for p in patches])
-        if series != (folder / "series").read_text(encoding="utf-8"):
+        if series != before:
             changed.append(_write(project, change, folder / "series", series.encode()))
         root = project.overlay(upstream.name)
-        before = {f.path: f for f in present}
+        known = {f.path: f for f in present}
         for file in overlay:
-            if before.pop(file.path, None) != file:
-                target = root / os.fsdecode(file.path)
-                changed.append(_write(project, change, target, file.data, file.mode))
-        for path in before:
+            if known.pop(file.path, None) != file:
+                changed.append(_write(project, change, root / os.fsdecode(file.path), file.data, file.mode))
+        for path in known:
             changed.append(_remove(project, change, root / os.fsdecode(path)))
-    loaded = stack.load(project, upstream.name)
-    rebase_stamp(project, upstream, loaded)
+    git.run(tree, "update-ref", "-m", "export", git.text(tree, "symbolic-ref", "--quiet", "HEAD"), head)
+    git.run(tree, "update-ref", "-d", "refs/frontier/new")
+    worktree.write_stamp(tree, worktree.Stamp(worktree.inputs_of(stamp.base, result), stamp.base, head, content))
     note(f"{upstream.name}: {len(patches)} patches, {len(overlay)} overlay files, {len(changed)} files changed")
     return changed
+
+
+def _stack_of(
+    upstream: str, patches: list[exporting.Exported], series: str, overlay: list[stack.OverlayFile]
+) -> stack.Stack:
+    """The stack as it will lie on disk."""
+    parsed = tuple(stack.parse_patch(p.name, p.data, p.name) for p in patches)
+    files = {f"{p.name}.patch": p.data for p in patches}
+    digests = stack.file_digests(upstream, series.encode(), files, overlay)
+    return stack.Stack(upstream, parsed, tuple(overlay), digests)
+
+
+def _canonical(project: Project, upstream: Upstream, stamp: worktree.Stamp, result: stack.Stack) -> tuple[str, str]:
+    """Commit and tree that `result` comes to, written beside the branch; proof that the files give the tree back."""
+    tree = project.tree(upstream.name)
+    commits = worktree.compute(ensure_base(project, upstream), result, str(project.root))
+    head, content = write_commits(tree, stamp.base, commits, "refs/frontier/new")
+    if content != git.text(tree, "rev-parse", "HEAD^{tree}"):
+        raise ToolError(
+            f"the patches made from the tree of `{upstream.name}` would not come to that tree again",
+            where=str(tree),
+            action="nothing was written; this is a defect of the tool, keep the tree and report it",
+        )
+    return head, content
 
 
 def refuse_unfinished(tree: Path) -> None:
@@ -132,25 +161,6 @@ def refuse_outside_edits(project: Project, upstream: Upstream, stamp: worktree.S
         action=action,
         code=Exit.REFUSED,
     )
-
-
-def rebase_stamp(project: Project, upstream: Upstream, loaded: stack.Stack) -> None:
-    """Give the tree the commits that the new files come to; its content stays as it is."""
-    tree = project.tree(upstream.name)
-    stamp = worktree.read_stamp(tree)
-    assert stamp is not None
-    commits = worktree.compute(ensure_base(project, upstream), loaded, str(project.root))
-    branch = git.text(tree, "symbolic-ref", "--quiet", "HEAD")
-    head, content = write_commits(tree, stamp.base, commits, "refs/frontier/new")
-    if content != git.text(tree, "rev-parse", "HEAD^{tree}"):
-        raise ToolError(
-            f"the exported files of `{upstream.name}` do not come to the tree they were made from",
-            where=str(tree),
-            action="report this with the tree: it is a defect of the tool; version control has the old files",
-        )
-    git.run(tree, "update-ref", "-m", "export", branch, head)
-    git.run(tree, "update-ref", "-d", "refs/frontier/new")
-    worktree.write_stamp(tree, worktree.Stamp(worktree.inputs_of(stamp.base, loaded), stamp.base, head, content))
 
 
 def series_text(old: str, names: list[str]) -> str:

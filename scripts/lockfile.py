@@ -170,7 +170,7 @@ def render(lock: Lock) -> str:
             "digest": upstream.digest,
         }
         for key, value in values.items():
-            if value and table.get(key) != value:
+            if table.get(key, "") != value:
                 table[key] = value
         if dict(table.get("files", {})) != upstream.files or list(table.get("files", {})) != sorted(upstream.files):
             listing = tomlkit.table()

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from scripts.locking import exclusive
 from scripts.paths import Project
 
 _MANIFEST = "manifest.json"
@@ -56,8 +57,9 @@ class Transaction:
             if kind is None and self._steps:
                 (self._stage / _MANIFEST).write_text(json.dumps(self._steps), encoding="utf-8")
                 _sync(self._stage)
-                os.rename(self._stage, self._folder / "pending")
-                _carry_out(self._root, self._folder / "pending")
+                with exclusive(self._folder / "lock"):
+                    os.rename(self._stage, self._folder / "pending")
+                    _carry_out(self._root, self._folder / "pending")
         finally:
             shutil.rmtree(self._stage, ignore_errors=True)
 
@@ -69,8 +71,12 @@ def recover(project: Project) -> None:
 
 def recover_root(root: Path, folder: Path) -> None:
     """As :func:`recover`, for the journal in `folder`."""
-    if (folder / "pending" / _MANIFEST).is_file():
-        _carry_out(root, folder / "pending")
+    pending = folder / "pending"
+    if pending.exists():
+        with exclusive(folder / "lock"):
+            if (pending / _MANIFEST).is_file():
+                _carry_out(root, pending)
+            shutil.rmtree(pending, ignore_errors=True)
 
 
 def _carry_out(root: Path, pending: Path) -> None:
@@ -84,6 +90,8 @@ def _carry_out(root: Path, pending: Path) -> None:
         if os.path.lexists(staged):  # else a run before this one has moved it
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(staged, target)
+    # The manifest goes first: without it the rest is litter, with it the work would be done again.
+    (pending / _MANIFEST).unlink()
     shutil.rmtree(pending)
 
 
