@@ -81,6 +81,8 @@ class Harness:
             stack.enter_context(settings(**environment))
             stack.enter_context(set_current_vllm_config(self.vllm_config))
             _distributed()
+            # A refused load leaves the model's dtype as torch's default.
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
             self.model = get_model(vllm_config=self.vllm_config).to("hpu")
         self.dtype = self.vllm_config.model_config.dtype
         from vllm_gaudi.v1.worker.hpu_model_runner import HpuModelAdapter
