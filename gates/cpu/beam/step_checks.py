@@ -58,10 +58,11 @@ class Pass:
 
 
 def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest absolute difference; shapes and dtypes must agree."""
-    assert got.dtype == expected.dtype, f"dtype {got.dtype}, expected {expected.dtype}"
-    got, expected = got.reshape(expected.shape).double(), expected.double()
-    return float((got - expected).abs().max())
+    """Largest absolute difference; infinite for another dtype or a NaN."""
+    if got.dtype != expected.dtype:
+        return float("inf")
+    largest = float((got.reshape(expected.shape).double() - expected.double()).abs().max())
+    return largest if largest == largest else float("inf")
 
 
 def norms(run: Pass) -> float:
@@ -74,6 +75,35 @@ def norms(run: Pass) -> float:
             worst = max(worst, difference(run.output(at + name), expected))
     final = LayerWeights(run.reference.checkpoint, "", run.reference.mode).tensor("model.norm.weight")
     return max(worst, difference(run.output("model.norm"), steps.rms_norm(run.inputs("model.norm")[0], final, eps)))
+
+
+def wiring(run: Pass) -> float:
+    """Number of modules that do not get the output of the module before them."""
+    wrong = 0
+    stream = run._flat(run.seen["model.embed_tokens"][1])
+    for _, at, _ in run.layers():
+        qkv, head = run.output(at + "self_attn.qkv_proj"), run.shape.head_dim
+        sizes = [run.shape.num_attention_heads * head, *[run.shape.num_key_value_heads * head] * 2]
+        q, k, v = qkv.split(sizes, dim=-1)
+        attended, fed = run.output(at + "add_attention"), run.output(at + "post_feedforward_layernorm")
+        edges = [
+            ("input_layernorm", 0, stream),
+            ("self_attn", 0, run.output(at + "input_layernorm")),
+            ("self_attn.q_norm", 0, q),
+            ("self_attn.k_norm", 0, k),
+            ("self_attn.attn", 2, v),
+            ("post_attention_layernorm", 0, run.output(at + "self_attn")),
+            ("add_attention", 0, run.output(at + "post_attention_layernorm")),
+            ("add_attention", 1, stream),
+            ("pre_feedforward_layernorm", 0, attended),
+            ("mlp", 0, run.output(at + "pre_feedforward_layernorm")),
+            ("post_feedforward_layernorm", 0, run.output(at + "mlp")),
+            ("add_mlp", 0, fed),
+            ("add_mlp", 1, attended),
+        ]
+        wrong += sum(not run.inputs(at + name)[place].reshape(x.shape).equal(x) for name, place, x in edges)
+        stream = run.output(at + "add_mlp")
+    return float(wrong + (not run.inputs("model.norm")[0].equal(stream)))
 
 
 def residuals(run: Pass) -> float:
@@ -195,6 +225,16 @@ def expert_weights(run: Pass) -> float:
     return worst
 
 
+def epsilon(run: Pass) -> float:
+    """Weights when every score underflows: zero, not NaN."""
+    _, at, _ = next(run.layers(run.shape.is_sparse))
+    layer = run.harness.model.get_submodule(at + "mlp.experts.routed_experts")
+    logits = torch.full((2, run.shape.num_experts), -200.0, device="hpu")
+    with torch.inference_mode():
+        weights, _ = layer.custom_routing_function(logits, logits, layer.top_k, layer.renormalize)
+    return difference(weights.cpu(), torch.zeros(2, layer.top_k))
+
+
 def experts(run: Pass) -> float:
     """Fused experts before the routed scale, relative to the largest output: sums in another order."""
     worst = 0.0
@@ -243,6 +283,7 @@ class Check:
 
 BF16_STEP = 2.0**-8
 CHECKS = {
+    "wiring": Check(wiring),
     "norms": Check(norms),
     "residuals": Check(residuals),
     # FP8: fp32 sums in another order, then one rounding to bf16.
@@ -256,6 +297,7 @@ CHECKS = {
     "router_logits": Check(router_logits, bf16=2e-6, w8a8=2e-6),
     "expert_ids": Check(expert_ids),
     "expert_weights": Check(expert_weights),
+    "epsilon": Check(epsilon),
     # Routing weights in bf16 and up to eight rounded summands; FP8 also rounds intermediates to E4M3 (1/16).
     "experts": Check(experts, bf16=4 * BF16_STEP, w8a8=1 / 16),
     "routed_scale": Check(routed_scale),
