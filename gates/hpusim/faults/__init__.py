@@ -1,6 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fault models: each off by default, switched on by an environment variable or a context manager."""
+"""Fault models: how the device misbehaves, each off by default.
+
+Switched on by the environment (config.py has the list) or, in a test, by `with faults.enabled("RUN_AHEAD", "on")`.
+Every model is a module of this package with one function `start(fault) -> stop`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+
+from gates.hpusim.faults import config
+
+_installed = False
+
+
+def start(fault: config.Fault) -> Callable[[], None]:
+    """Switch one model on; the result switches it off again."""
+    return import_module(f"gates.hpusim.faults.{fault.model.lower()}").start(fault)
+
+
+@contextmanager
+def enabled(model: str, text: str) -> Iterator[None]:
+    """The model is on inside the block, with `text` as its variable's value."""
+    stop = start(config.parse(model, text))
+    try:
+        yield
+    finally:
+        stop()
 
 
 def install() -> None:
-    """Activate the fault models that the environment names; a no-op without any. Called once by the autoload."""
+    """Switch on the models that the environment names; idempotent, called once by the autoload."""
+    global _installed
+    if not _installed:
+        _installed = True
+        for fault in config.from_environment():
+            start(fault)

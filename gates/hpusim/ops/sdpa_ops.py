@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -13,6 +14,8 @@ from gates.hpusim.ops.define import NotEmulatedError, by_name, define, define_no
 # In 'fast' mode the FP8 kernel hands out 1/sum divided by this; callers multiply it back before they merge chunks.
 FP8_FAST_LINV_DIVISOR = 128.0
 _MODES = ("none", "fast", "fp32")
+# Called with (q, k) of every call that has an explicit bias; True spoils its output. Fault models hook in here.
+bias_hooks: list[Callable[[torch.Tensor, torch.Tensor], bool]] = []
 
 
 def _parts(c: SimpleNamespace, q: torch.Tensor, k: torch.Tensor, scale: float) -> attention.Attention:
@@ -25,6 +28,10 @@ def _parts(c: SimpleNamespace, q: torch.Tensor, k: torch.Tensor, scale: float) -
     )
 
 
+def _spoiled(c: SimpleNamespace) -> bool:
+    return c.attention_mask is not None and any([hook(c.q, c.k) for hook in bias_hooks])
+
+
 def _seed(q: torch.Tensor) -> torch.Tensor:
     return q.new_zeros(1, dtype=torch.int32)
 
@@ -34,6 +41,8 @@ def _recomp(c: SimpleNamespace) -> tuple[torch.Tensor, ...]:
     linv = attention.inverse(parts.total)
     # Exponentials meet the values as operands of the matrix engine, so they are rounded to the input dtype.
     out = (parts.exponentials.to(c.q.dtype).float() @ c.v.float()) * linv
+    if _spoiled(c):
+        out.fill_(torch.nan)
     return out.to(c.q.dtype), parts.maximum, linv, _seed(c.q)
 
 
@@ -68,6 +77,8 @@ def _fp8(c: SimpleNamespace) -> tuple[torch.Tensor, ...]:
     linv = attention.inverse(parts.total)
     quantised = fp8.encode(parts.exponentials, _scalar(c.q_scale_s), dtype)
     out = (fp8.decode(quantised) @ fp8.decode(c.v)) * (_scalar(c.d_scale_s) * _scalar(c.d_scale_v)) * linv
+    if _spoiled(c):
+        out.fill_(torch.nan)
     amax = [parts.exponentials.amax() if c.is_amax_s else _empty(c), out.abs().amax() if c.is_amax_o else _empty(c)]
     out = out.to(torch.bfloat16) if c.q_scale_o is None else fp8.encode(out, _scalar(c.q_scale_o), dtype)
     handed_out = linv / FP8_FAST_LINV_DIVISOR if c.softmax_mode.lower() == "fast" else linv
