@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import regex
@@ -31,12 +32,14 @@ class Delimiter:
     literals: its fixed strings in the order given, empty if the template spelled it as a regex.
     extends: True if one literal is a proper prefix of another, so that a match at the end of the input may still grow.
     source: the regex as the template spelled it, empty for literals.
+    fixed_end: True if a complete match of a regex can never become a longer one.
     """
 
     pattern: regex.Pattern
     literals: tuple[str, ...] = ()
     extends: bool = False
     source: str = ""
+    fixed_end: bool = False
 
     @property
     def is_literal(self) -> bool:
@@ -46,11 +49,17 @@ class Delimiter:
         """The fixed strings this delimiter can be, also where a regex spells a finite choice of them; None otherwise."""
         return self.literals or patterns.literals(self.source)
 
+    @cached_property
+    def only_first_char(self) -> str | None:
+        """The one character that every match starts with; None if there are several, or if none is certain."""
+        found = frozenset(text[0] for text in self.literals) or patterns.first_chars(self.source)
+        return next(iter(found)) if found and len(found) == 1 else None
+
     def may_grow(self, start: int, end: int, edge: int) -> bool:
         """Whether a complete match [start, end) in an input that so far ends at `edge` could change with more input."""
         if end != edge:
             return False
-        return start == end or not self.literals or self.extends
+        return start == end or (not self.literals and not self.fixed_end) or self.extends
 
     def too_long(self, start: int, end: int) -> bool:
         return not self.literals and end - start > MAX_REGEX_DELIMITER

@@ -105,6 +105,46 @@ def _node(node: tuple) -> list[Expansion] | None:
     return None
 
 
+def first_chars(pattern: str) -> frozenset[str] | None:
+    """The characters a match of `pattern` can start with; None unless they are few and certain."""
+    try:
+        parsed = sre_parser.parse(pattern)
+    except (sre.error, OverflowError, RecursionError):
+        return None
+    if parsed.state.flags & (sre.SRE_FLAG_IGNORECASE | sre.SRE_FLAG_VERBOSE | sre.SRE_FLAG_MULTILINE):
+        return None
+    found, may_be_empty = _first(list(parsed))
+    return None if found is None or may_be_empty else frozenset(found)
+
+
+def _first(nodes: list) -> tuple[set[str] | None, bool]:
+    """(first characters, whether the nodes can match nothing); the characters are None if unknown."""
+    found: set[str] = set()
+    for op, arg in nodes:
+        if op is sre.LITERAL:
+            chars, empty = {chr(arg)}, False
+        elif op is sre.IN and all(item[0] is sre.LITERAL for item in arg):
+            chars, empty = {chr(item[1]) for item in arg}, False
+        elif op is sre.SUBPATTERN and not arg[1] and not arg[2]:
+            chars, empty = _first(list(arg[3]))
+        elif op is sre.BRANCH:
+            branches = [_first(list(branch)) for branch in arg[1]]
+            known = [chars for chars, _ in branches if chars is not None]
+            chars = set().union(*known) if len(known) == len(branches) else None
+            empty = any(empty for _, empty in branches)
+        elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+            chars, empty = _first(list(arg[2]))
+            empty = empty or arg[0] == 0
+        else:
+            return None, True
+        if chars is None:
+            return None, True
+        found |= chars
+        if not empty:
+            return found, False
+    return found, True
+
+
 def split_group(pattern: str, name: str) -> tuple[str, str, str] | None:
     """Cut `pattern` around its named group: (before, body, after), as source text.
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 import regex
 
 from vllm.parser.chat_format.delimiters import Delimiter
-from vllm.parser.chat_format.patterns import split_group
+from vllm.parser.chat_format.patterns import expand, split_group
 
 _LAZY_ANYTHING = (".*?", r"[\s\S]*?", r"[\S\s]*?", r"(?s:.*?)")
 # References and inline flags tie the two halves together.
@@ -54,9 +54,10 @@ class TagPattern:
         head_pattern, tail_pattern = regex.compile(head, regex.DOTALL), regex.compile(tail, regex.DOTALL)
         if head_pattern.fullmatch(""):
             return TagPattern(whole)
-        return TagPattern(
-            whole, Delimiter(head_pattern, source=head), Delimiter(tail_pattern, source=tail), *by_key, tail
-        )
+        ends = expand(tail)
+        fixed = ends is not None and not any(a is not b and a.text.startswith(b.text + b.ahead) for a in ends for b in ends)
+        tail_delimiter = Delimiter(tail_pattern, source=tail, fixed_end=fixed)
+        return TagPattern(whole, Delimiter(head_pattern, source=head), tail_delimiter, *by_key, tail)
 
     def pairs(self, text: str) -> Iterator[tuple[str, str]]:
         """The (key, value) texts in `text`, in order; an unfinished last value is left out. Raises ValueError when a

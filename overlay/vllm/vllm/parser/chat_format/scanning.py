@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding delimiters in text that is still arriving.
+
+`Window` keeps the part of a stream that may still matter; `find` says which delimiter is certain to come next and from where on text must
+be held back. Both do work proportional to the new text, plus a bounded amount for each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import regex
+
+from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
+
+# Kept before the reading position, for lookbehinds and so that `^` matches only at the true start.
+_CONTEXT = 64
+_TRIM_AT = 4096
+_SPAN = 2 * MAX_REGEX_DELIMITER
+
+
+class Window:
+    """Unread text of a stream. text[pos:] is unread; text[0] is character `base` of the whole."""
+
+    __slots__ = ("base", "pos", "text")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.pos = 0
+        self.base = 0
+
+    def append(self, piece: str) -> None:
+        if self.pos > _TRIM_AT:
+            cut = self.pos - _CONTEXT
+            self.text = self.text[cut:]
+            self.base += cut
+            self.pos = _CONTEXT
+        self.text += piece
+
+    def pass_through(self, piece: str) -> None:
+        """Count `piece` as read without looking at it; only allowed when nothing is unread."""
+        self.base += len(self.text)
+        self.text = piece
+        self.pos = len(piece)
+
+    @property
+    def empty(self) -> bool:
+        return self.pos == len(self.text)
+
+    @property
+    def offset(self) -> int:
+        """Absolute position of the next unread character."""
+        return self.base + self.pos
+
+
+def find(delimiters: Sequence[Delimiter], window: Window, final: bool) -> tuple[int, regex.Match | None, int]:
+    """The delimiter to act on now: (its index, its match, hold).
+
+    The earliest match wins, then the longest, then the first in `delimiters`. The match is None if none is certain yet; then text
+    before index `hold` of the window is free and the rest may be part of a delimiter. `final` says that no text follows.
+    """
+    text, edge = window.text, len(window.text)
+    best: regex.Match | None = None
+    best_index, hold = -1, edge
+    for index, delimiter in enumerate(delimiters):
+        match = _search(delimiter, text, window.pos, final)
+        if match is None:
+            continue
+        start, end = match.span()
+        if not final and (match.partial or delimiter.may_grow(start, end, edge)):
+            hold = min(hold, start)
+        elif best is None or (start, -end) < (best.start(), -best.end()):
+            best, best_index = match, index
+    # A pending delimiter that starts no later might be the one that comes.
+    if best is not None and best.start() >= hold:
+        best = None
+    return best_index, best, hold
+
+
+def _search(delimiter: Delimiter, text: str, start: int, final: bool) -> regex.Match | None:
+    pattern, edge = delimiter.pattern, len(text)
+    if delimiter.literals:
+        return pattern.search(text, start, partial=not final)
+    # A regex is searched in spans, so that one which starts and never ends costs a span and not the rest of the text.
+    while True:
+        limit = min(edge, start + _SPAN)
+        match = pattern.search(text, start, limit, partial=not final or limit < edge)
+        if match is None:
+            if limit == edge:
+                return None
+            start = limit
+            continue
+        begin, end = match.span()
+        if limit < edge and end == limit:
+            start = begin if begin > start else start + 1
+        elif delimiter.too_long(begin, end):
+            start = begin + 1
+        else:
+            return match

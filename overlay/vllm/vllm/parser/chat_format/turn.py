@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An assistant turn as a client sees it: reasoning, content and tool calls, in pieces while it is generated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.parser.chat_format import json_text
+from vllm.parser.chat_format.content import field_value
+from vllm.parser.chat_format.conversion import convert, schema_types
+from vllm.parser.chat_format.regions import RegionParser
+from vllm.parser.chat_format.template import THINKING, TOOL_CALLS, ResponseTemplate, TemplateField
+from vllm.parser.chat_format.xml_call import XmlCall, streams_arguments
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class CallPiece:
+    """Part of one tool call. index: its place among the turn's calls. name: only in the call's first piece."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+@dataclass
+class TurnPiece:
+    """What one step of parsing adds to the turn."""
+
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[CallPiece] = field(default_factory=list)
+
+    def add_call(self, index: int, name: str | None, arguments: str) -> None:
+        """Append a piece, joined to the previous one if it continues the same call."""
+        if name is None and self.calls and self.calls[-1].index == index:
+            self.calls[-1].arguments += arguments
+        else:
+            self.calls.append(CallPiece(index, name, arguments))
+
+    def extend(self, later: TurnPiece) -> None:
+        """Append what a later step added."""
+        self.reasoning += later.reasoning
+        self.content += later.content
+        for call in later.calls:
+            self.add_call(call.index, call.name, call.arguments)
+
+
+def tool_properties(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Declared parameters by tool name, from tools in either API's form (`{"function": {...}}` or flat)."""
+    found = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            found[function["name"]] = properties if isinstance(properties, Mapping) else {}
+    return found
+
+
+@dataclass(frozen=True)
+class TurnMode:
+    """How a request wants its turn. reasoning: False routes thinking into the content. tools: False passes calls through as
+    content, markers included. fragments: send a call's arguments while they are written."""
+
+    reasoning: bool = True
+    tools: bool = True
+    fragments: bool = True
+
+
+class TemplateTurn:
+    """Reads one generated turn by a response template. `feed` and `finish` return what is new (a TurnPiece)."""
+
+    def __init__(
+        self, template: ResponseTemplate, prefix: str, properties: Mapping[str, Mapping[str, Any]], mode: TurnMode
+    ):
+        self._mode = mode
+        self._properties = properties
+        self._streams = mode.fragments and template.tool_calls is not None and streams_arguments(template.tool_calls)
+        self._calls = 0
+        self._in_prompt = True
+        self._call: XmlCall | None = None
+        self._announced = False
+        self._name = ""
+        self._captures: dict[str, str] = {}
+        self._body: list[str] = []
+        self._piece = TurnPiece()
+        self._regions = RegionParser(template, self, prefix)
+        self._in_prompt = False
+
+    @property
+    def open_field(self) -> TemplateField | None:
+        return self._regions.field
+
+    def feed(self, text: str) -> TurnPiece:
+        if text:
+            self._announce()
+            self._regions.feed(text)
+        return self._take()
+
+    def finish(self) -> TurnPiece:
+        self._regions.finish()
+        return self._take()
+
+    def _take(self) -> TurnPiece:
+        piece, self._piece = self._piece, TurnPiece()
+        return piece
+
+    # RegionHandler
+
+    def opened(self, field: TemplateField, captures: dict[str, str], visible: str, at: int) -> None:
+        if field.name != TOOL_CALLS:
+            return
+        if not self._mode.tools:
+            self._show(visible)
+            return
+        self._captures, self._body, self._announced = captures, [], False
+        self._name = captures.get("name", "")
+        if self._streams and self._name:
+            self._call = XmlCall(field, self._properties.get(self._name, {}))
+            if not self._in_prompt:
+                self._announce()
+
+    def text(self, field: TemplateField, text: str, visible: str) -> None:
+        if field.name == THINKING and self._mode.reasoning:
+            if visible:
+                self._piece.reasoning.append(visible)
+        elif field.name != TOOL_CALLS or not self._mode.tools:
+            self._show(visible)
+        elif self._call is not None:
+            self._emit(self._call.feed(text))
+        else:
+            self._body.append(text)
+
+    def closed(self, field: TemplateField, visible: str, complete: bool, at: int) -> None:
+        if field.name != TOOL_CALLS:
+            return
+        if not self._mode.tools:
+            self._show(visible)
+        elif self._call is not None:
+            self._emit(self._call.finish(complete))
+            if not self._in_prompt:
+                self._calls += 1
+            self._call = None
+        elif not self._in_prompt:
+            self._finish_whole_call(field)
+
+    def _show(self, text: str) -> None:
+        if text and not self._in_prompt:
+            self._piece.content.append(text)
+
+    def _announce(self) -> None:
+        """Send the open call's name, and what the prompt already wrote of its arguments."""
+        if self._call is not None and not self._announced:
+            self._announced = True
+            self._piece.add_call(self._calls, self._name, "".join(self._body))
+
+    def _emit(self, arguments: str) -> None:
+        if self._in_prompt:
+            self._body.append(arguments)
+        elif arguments:
+            self._piece.add_call(self._calls, None, arguments)
+
+    def _finish_whole_call(self, field: TemplateField) -> None:
+        try:
+            calls = _whole_calls(field_value(field, "".join(self._body), self._captures), self._properties)
+        except (ValueError, TypeError) as error:
+            logger.warning("Dropping a malformed tool call: %s", error)
+            return
+        if not calls:
+            logger.warning("Dropping a tool call without a name or arguments.")
+        for name, arguments in calls:
+            self._piece.add_call(self._calls, name, arguments)
+            self._calls += 1
+
+
+def _whole_calls(value: Any, properties: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(name, arguments) of the calls in a parsed tool region; none if one of them is incomplete."""
+    calls = []
+    for item in value if isinstance(value, list) else [value]:
+        function = item.get("function") if isinstance(item, dict) else None
+        if not isinstance(function, dict):
+            return []
+        name, arguments = function.get("name"), function.get("arguments")
+        if not isinstance(name, str) or not name or arguments is None:
+            return []
+        if isinstance(arguments, dict):
+            arguments = _converted(arguments, properties.get(name, {}))
+        calls.append((name, arguments if isinstance(arguments, str) else json_text.dumps(arguments)))
+    return calls
+
+
+def _converted(arguments: dict[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
+    typed = {}
+    for key, value in arguments.items():
+        types = schema_types(properties.get(key))
+        if isinstance(value, str):
+            value = convert(value, types)
+        elif isinstance(value, list) and types and "array" not in types:
+            # Several values of one key, collected by `merge_duplicates`.
+            value = [convert(item, types) if isinstance(item, str) else item for item in value]
+        typed[key] = value
+    return typed
+
+
+def parse_turn(
+    template: ResponseTemplate,
+    text: str,
+    prefix: str,
+    properties: Mapping[str, Mapping[str, Any]],
+    mode: TurnMode = TurnMode(fragments=False),
+) -> TurnPiece:
+    """The whole turn at once."""
+    turn = TemplateTurn(template, prefix, properties, mode)
+    piece = turn.feed(text)
+    piece.extend(turn.finish())
+    return piece
