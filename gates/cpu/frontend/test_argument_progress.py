@@ -2,8 +2,7 @@
 """Streamed arguments: how soon they come, and that every prefix is one of the final string."""
 
 import pytest
-
-from gates.cpu.frontend.turns import recorded, stream
+from parser_turns import recorded, stream
 
 DATA = recorded("argument_progress")
 BEAM, MUSE = recorded("beam_parse"), recorded("muse_parse")

@@ -3,10 +3,9 @@
 
 import json
 
+import deviations
 import pytest
-
-from gates.cpu.frontend import deviations
-from gates.cpu.frontend.turns import build, chunks_of, full, join, recorded, stream, text_deltas, tokenizer_for
+from parser_turns import build, chunks_of, full, join, recorded, stream, text_deltas, tokenizer_for
 
 BEAM, MUSE = recorded("beam_parse"), recorded("muse_parse")
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import regex
-
 from vllm.parser.chat_format.muse_turn import (
     ANSWER,
     MARKERS,

@@ -21,8 +21,8 @@ from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 
 def template_of(tokenizer: Any) -> dict[str, Any] | None:
-    """The template in the tokenizer's configuration; None if it has none. Newer transformers make it an attribute, older
-    ones leave it among the constructor's arguments."""
+    """The template in the tokenizer's configuration; None if it has none. Newer transformers make it an attribute,
+    older ones leave it among the constructor's arguments."""
     found = getattr(tokenizer, "response_template", None)
     if not isinstance(found, dict):
         found = (getattr(tokenizer, "init_kwargs", None) or {}).get("response_template")
@@ -67,7 +67,8 @@ class TemplateReasoningParser(ReasoningParser):
 
     @property
     def reasoning_start_str(self) -> str | None:
-        """The text that begins reasoning in a continued prompt and in a complete message alike; None if there is none."""
+        """The text that begins reasoning in a continued prompt and in a complete message alike; None if there is
+        none."""
         thinking = self.template.thinking
         strings = thinking.open.strings() if thinking is not None and thinking.open is not None else None
         if not strings:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsers that read a whole turn (reasoning, answer, calls) in one pass, and how vLLM comes to use them.
 
-`--reasoning-parser` and `--tool-call-parser` still name classes of two registries; for these formats the registered classes are
-selectors that stand for one `UnifiedParser`. The functions at the end are what the hooks in vLLM call.
+`--reasoning-parser` and `--tool-call-parser` still name classes of two registries; for these formats the registered
+classes are selectors that stand for one `UnifiedParser`. The functions at the end are what the hooks in vLLM call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from openai.types.responses import ToolChoiceFunction
-
 from vllm.entrypoints.chat_utils import make_tool_call_id
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionNamedToolChoiceParam
 from vllm.entrypoints.openai.engine.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall, FunctionCall
@@ -33,8 +32,8 @@ class Turn(Protocol):
 
 
 class UnifiedParser(Parser):
-    """Base of the parsers that read a turn in one pass. A subclass says how to read one (`new_turn`) and how to find the
-    start of the turn in a prompt (`prompt_text`)."""
+    """Base of the parsers that read a turn in one pass. A subclass says how to read one (`new_turn`) and how to find
+    the start of the turn in a prompt (`prompt_text`)."""
 
     # The name under which the format is registered, which also names its grammar.
     format_name: ClassVar[str]
@@ -176,7 +175,8 @@ class UnifiedParser(Parser):
         return DeltaMessage.model_construct(**delta) if delta else None
 
     def unwritten_closer(self, delta_text: str, delta_token_ids: Sequence[int]) -> str:
-        """The text of a closing token that ended generation: the engine keeps the token but not its text. "" if none."""
+        """The text of a closing token that ended generation: the engine keeps the token but not its text. "" if
+        none."""
         return ""
 
     def _delta_call(self, index: int, name: str | None, arguments: str) -> DeltaToolCall:
@@ -234,11 +234,10 @@ def unified_parser_for(
 ) -> type[UnifiedParser] | None:
     """The one parser class that the selected registry classes stand for; None if they are ordinary parsers.
 
-    names: the values of --reasoning-parser and --tool-call-parser. Raises TypeError if two different formats are selected.
+    names: the values of --reasoning-parser and --tool-call-parser. Raises TypeError if two different formats are
+    selected.
     """
-    selected = {
-        getattr(cls, "unified_parser", lambda: None)() for cls in (reasoning_cls, tool_cls) if cls is not None
-    }
+    selected = {getattr(cls, "unified_parser", lambda: None)() for cls in (reasoning_cls, tool_cls) if cls is not None}
     unified = selected - {None}
     if not unified:
         return None
@@ -258,8 +257,8 @@ def unified_parser_for(
 
 
 def check_tokenizer(parser_cls: type | None, tokenizer: Any, model: str) -> None:
-    """Fail at start, not at the first request, if the tokenizer lacks what the parsers need. Raises TypeError naming the
-    flags, the model and what is missing."""
+    """Fail at start, not at the first request, if the tokenizer lacks what the parsers need. Raises TypeError naming
+    the flags, the model and what is missing."""
     if parser_cls is None or tokenizer is None or not issubclass(parser_cls, UnifiedParser):
         return
     reasoning, tool = parser_cls.parser_names
@@ -282,6 +281,7 @@ def note_rendered_prompt(request: Any, engine_input: Mapping[str, Any]) -> None:
         request._rendered_prompt_token_ids = ids
 
 
-def finish_reason(parser_cls: type | None, engine_reason: str | None, reason: str) -> str:
-    """`reason`, but "length" if generation was cut: the last call may be unfinished, and the client must not run it."""
-    return "length" if engine_reason == "length" and adjusts_always(parser_cls) else reason
+def reports_cut(parser_cls: type | None, engine_reason: str | None) -> bool:
+    """Whether a choice must say "length" although calls were made: the last one may be unfinished, and no client should
+    run it."""
+    return engine_reason == "length" and adjusts_always(parser_cls)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A call's arguments written as a JSON object while the model writes its parameters.
 
-Everything returned, joined, is at each moment a prefix of the final object: text is sent only when nothing that follows can
-change it.
+Everything returned, joined, is at each moment a prefix of the final object: text is sent only when nothing that follows
+can change it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ArgumentsWriter:
         self._started = False
 
     def key(self, key: str, conversion: Conversion | None, strip: bool = False) -> None:
-        """Begin a parameter. conversion: None if the value is a string whatever its text. strip: the value's surrounding whitespace
-        does not count."""
+        """Begin a parameter. conversion: None if the value is a string whatever its text. strip: the value's
+        surrounding whitespace does not count."""
         self._skipping = key in self._keys
         self._conversion, self._strip, self._held, self._started = conversion, strip, [], False
         self._head = ("{" if not self._keys else ", ") + f'"{string_body(key)}": '

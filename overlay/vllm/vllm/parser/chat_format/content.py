@@ -2,7 +2,8 @@
 """The kinds of content a template field can have, and the transforms that reshape them.
 
 Each kind turns the text of one region into a value: `text`, `int`, `float`, `bool`, `json`, `xml-inline` (shallow tags)
-and `kv-lines` (one `key: value` a line). Parsing raises ValueError for text that does not fit; the region is then dropped.
+and `kv-lines` (one `key: value` a line). Parsing raises ValueError for text that does not fit; the region is then
+dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import regex
-
 from vllm.parser.chat_format.delimiters import ResponseTemplateError, compile_pattern
 from vllm.parser.chat_format.tags import TagPattern
 
@@ -47,8 +47,8 @@ def _bool(text: str, args: Mapping[str, Any]) -> bool:
 
 
 def _json(text: str, args: Mapping[str, Any]) -> Any:
-    """JSON with the dialect options `unquoted_keys` (bare words before a colon), `string_delims` (pairs of markers around
-    strings) and `allow_non_json` (fall back to the stripped text)."""
+    """JSON with the dialect options `unquoted_keys` (bare words before a colon), `string_delims` (pairs of markers
+    around strings) and `allow_non_json` (fall back to the stripped text)."""
     delims = args.get("string_delims", [])
     if delims and (_MARK_OPEN in text or _MARK_CLOSE in text):
         raise ValueError("json: the text holds a control character reserved for string_delims")
@@ -152,7 +152,8 @@ def _is_delimiter_pair(pair: Any) -> bool:
 
 
 def check_transform(where: str, transform: Any) -> None:
-    """A string in a transform is one whole `{placeholder}` or plain text; a mixture is refused (ResponseTemplateError)."""
+    """A string in a transform is one whole `{placeholder}` or plain text; a mixture is refused
+    (ResponseTemplateError)."""
     if isinstance(transform, dict):
         for key, value in transform.items():
             check_transform(f"{where}.{key}", value)
@@ -181,7 +182,8 @@ def apply_transform(transform: Any, scope: Mapping[str, Any]) -> Any:
 
 
 def field_value(field: Any, text: str, captures: Mapping[str, str]) -> Any:
-    """The value of one region of `field` (a TemplateField): its content, put through its transform. Raises ValueError."""
+    """The value of one region of `field` (a TemplateField): its content, put through its transform. Raises
+    ValueError."""
     value = parse(field.content, text, field.content_args)
     if field.transform is None:
         return value

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import regex
-
 from vllm.parser.chat_format import json_text
 
 _MAX_UNION_DEPTH = 16
@@ -117,7 +116,8 @@ def _case(word: str, text: str) -> str:
 
 
 class JsonConversion:
-    """Muse's rule: JSON if the text is JSON, else the text. With `types` that admit strings, JSON of an undeclared type is text too."""
+    """Muse's rule: JSON if the text is JSON, else the text. With `types` that admit strings, JSON of an undeclared type
+    is text too."""
 
     def __init__(self, types: tuple[str, ...] = ()):
         self._types = types if "string" in types else ()

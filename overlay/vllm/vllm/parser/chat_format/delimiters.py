@@ -8,11 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import regex
-
 from vllm.parser.chat_format import patterns
 
-# A regex delimiter longer than this is not a delimiter: the bound keeps the cost of a stream linear when a pattern such as
-# `to=.+?<...>` starts matching and never ends. Real headers are below 200 characters.
+# A regex delimiter longer than this is not a delimiter: the bound keeps the cost of a stream linear when a pattern such
+# as `to=.+?<...>` starts matching and never ends. Real headers are below 200 characters.
 MAX_REGEX_DELIMITER = 1024
 
 
@@ -46,14 +45,15 @@ class Delimiter:
         return bool(self.literals)
 
     def strings(self) -> tuple[str, ...] | None:
-        """The fixed strings this delimiter can be, also where a regex spells a finite choice of them; None otherwise."""
+        """The fixed strings this delimiter can be, also where a regex spells a finite choice of them; None
+        otherwise."""
         return self.literals or patterns.literals(self.source)
 
     @cached_property
     def only_first_char(self) -> str | None:
         """The one character that every match starts with; None if there are several, or if none is certain."""
-        found = frozenset(text[0] for text in self.literals) or patterns.first_chars(self.source)
-        return next(iter(found)) if found and len(found) == 1 else None
+        found = {text[0] for text in self.literals} if self.literals else patterns.first_chars(self.source)
+        return next(iter(found)) if found is not None and len(found) == 1 else None
 
     def may_grow(self, start: int, end: int, edge: int) -> bool:
         """Whether a complete match [start, end) in an input that so far ends at `edge` could change with more input."""
@@ -84,7 +84,8 @@ def compile_pattern(where: str, source: Any) -> regex.Pattern:
 
 
 def compile_delimiter(where: str, spec: dict, literal_key: str, pattern_key: str) -> Delimiter | None:
-    """Compile the delimiter that `spec` gives as `literal_key` (string or list) or `pattern_key` (regex); None if neither.
+    """Compile the delimiter that `spec` gives as `literal_key` (string or list) or `pattern_key` (regex); None if
+    neither.
 
     Raises ResponseTemplateError naming the key at fault.
     """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON that every client can read: RFC 8259 only, whatever the model wrote.
 
-Python's own reader and writer accept `NaN` and `Infinity` and pass unpaired surrogates, which no strict JSON reader and no UTF-8 encoder takes.
+Python's own reader and writer accept `NaN` and `Infinity` and pass unpaired surrogates, which no strict JSON reader and
+no UTF-8 encoder takes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def loads(text: str) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """Write strict JSON, non-ASCII kept. Raises ValueError for values JSON cannot hold (infinite floats, deep nesting)."""
+    """Write strict JSON, non-ASCII kept. Raises ValueError for values JSON cannot hold (infinite floats, deep
+    nesting)."""
     try:
         return _escape_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except RecursionError as error:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import regex
-
 from vllm.parser.chat_format import json_text
 from vllm.parser.chat_format.arguments import ArgumentsWriter
 from vllm.parser.chat_format.conversion import JsonConversion, schema_types
@@ -25,18 +24,29 @@ def _regex(source: str) -> Delimiter:
     return Delimiter(regex.compile(source, regex.DOTALL), source=source, fixed_end=True)
 
 
-# `\b` is no use here: at the end of a partial text it is decided too early.
-INVOKE = _regex(r'<atem:invoke(?=[\s>])(?:[^>]*?\sname="(?P<name>[^"]+)")?[^>]*>')
-PARAMETER = _regex(r'<atem:parameter(?=\s)[^>]*?\sname="(?P<key>[^"]+)"[^>]*>')
+# Attributes may hold `>` only inside quotes. A word boundary would not do after the tag name: at the end of a partial
+# text it is decided too early.
+_ATTRIBUTES = r'(?P<attributes>(?:[^">]|"[^"]*")*)'
+INVOKE = _regex(rf"<atem:invoke(?=[\s>]){_ATTRIBUTES}>")
+PARAMETER = _regex(rf"<atem:parameter(?=[\s>]){_ATTRIBUTES}>")
+_NAME = regex.compile(r'\sname="([^"]+)"')
 INVOKE_END = _regex(r"</atem:invoke>")
 PARAMETER_END = _regex(r"</atem:parameter>")
-# An invoke closer inside a value is text, unless the message or the next call follows: then a parameter closer is missing.
+# An invoke closer inside a value is text, unless the message or the next call follows: then a parameter closer is
+# missing.
 _LOST_END = Delimiter(
     regex.compile(r"</atem:invoke>\s*(?:(?=<atem:invoke[\s>])|(?:</atem:function_calls>\s*)?\Z)", regex.DOTALL)
 )
 
 _BETWEEN, _IN_CALL, _IN_VALUE = range(3)
 _WATCHED = {_BETWEEN: [INVOKE], _IN_CALL: [PARAMETER, INVOKE_END], _IN_VALUE: [PARAMETER_END, _LOST_END]}
+
+
+def _name(match: regex.Match) -> str | None:
+    """The name attribute of an opening tag."""
+    found = _NAME.search(match.group("attributes"))
+    return found.group(1) if found else None
+
 
 # emit(name, arguments): name is set once, with the call's first piece.
 Emit = Callable[[str | None, str], None]
@@ -51,7 +61,8 @@ def called_name(written: str, registered: Mapping[str, Any]) -> str:
 
 
 class MuseCalls:
-    """Reads one tool message. properties: declared parameters by tool name. `emit` is called with each piece of a call."""
+    """Reads one tool message. properties: declared parameters by tool name. `emit` is called with each piece of a
+    call."""
 
     def __init__(self, properties: Mapping[str, Mapping[str, Any]], emit: Emit, fragments: bool):
         self._properties = properties
@@ -108,9 +119,9 @@ class MuseCalls:
                 continue
             window.pos = match.end()
             if self._state == _BETWEEN:
-                self._begin_call(match.group("name"))
+                self._begin_call(_name(match))
             elif index == 0:
-                self._begin_value(match.group("key"))
+                self._begin_value(_name(match))
             else:
                 self._end_call()
 
@@ -126,7 +137,9 @@ class MuseCalls:
         if self._fragments:
             self._emit(self._name, "")
 
-    def _begin_value(self, key: str) -> None:
+    def _begin_value(self, key: str | None) -> None:
+        if not key:
+            return
         types = schema_types(self._parameters.get(key))
         conversion = None if types == ("string",) else JsonConversion(types)
         self._state, self._key, self._value = _IN_VALUE, key, []
@@ -152,7 +165,8 @@ class MuseCalls:
             self._whole[self._key] = conversion.value(text) if conversion else json_text.dumps(text)
 
     def _lose_value(self, complete: bool) -> None:
-        """The open value will get no closer. What was sent of it stays; the object is closed only if the model went on."""
+        """The open value will get no closer. What was sent of it stays; the object is closed only if the model went
+        on."""
         if not self._fragments or self._writer.drop_value():
             self._state = _IN_CALL
         elif complete:

@@ -3,7 +3,8 @@
 
     <|start|>assistant to=RECIPIENT<|message|>BODY<|eom|>   (the last one ends with <|eot|>)
 
-`self` or no recipient is reasoning, `user` and `commentary` are the answer, `developer` is dropped, and anyone else is a tool.
+`self` or no recipient is reasoning, `user` and `commentary` are the answer, `developer` is dropped, and anyone else is
+a tool.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import regex
-
 from vllm.parser.chat_format.delimiters import Delimiter
 from vllm.parser.chat_format.muse_call import MuseCalls
 from vllm.parser.chat_format.scanning import Window, find
@@ -51,7 +51,7 @@ def kind_of(recipient: str | None) -> str:
 def open_message(prompt: str) -> str:
     """The part of a prompt that the model continues: what follows the last `<|start|>assistant`, or nothing if the last
     message is another role's."""
-    head, mark, tail = prompt.rpartition("<|start|>")
+    _, mark, tail = prompt.rpartition("<|start|>")
     return tail.removeprefix("assistant") if mark and tail.startswith("assistant") else ""
 
 
@@ -200,8 +200,10 @@ class MuseTurn:
             self._emit(name, arguments)
 
     def _finish_unframed(self) -> None:
-        """Output without any header: a call if it begins as one, else the answer; nothing if it is the start of a header."""
+        """Output without any header: a call if it begins as one, else the answer; nothing if it is the start of a
+        header."""
         text = _MARKER.sub("", "".join(self._unframed))
+        text = text[: _HALF_MARKER.search(text, partial=True).start()]
         if _HALF_HEADER.fullmatch(text):
             return
         if self._mode.tools and _UNFRAMED_CALL.match(text):

@@ -35,8 +35,8 @@ class Expansion:
 
 
 def expand(pattern: str) -> tuple[Expansion, ...] | None:
-    """Every string `pattern` matches, in the order the pattern prefers them; None unless it is a finite choice of at most
-    MAX_EXPANSIONS literals made of groups, `|`, `?`, a leading `^` and a final lookahead."""
+    """Every string `pattern` matches, in the order the pattern prefers them; None unless it is a finite choice of at
+    most MAX_EXPANSIONS literals made of groups, `|`, `?`, a leading `^` and a final lookahead."""
     try:
         parsed = sre_parser.parse(pattern)
     except (sre.error, OverflowError, RecursionError):
@@ -148,8 +148,8 @@ def _first(nodes: list) -> tuple[set[str] | None, bool]:
 def split_group(pattern: str, name: str) -> tuple[str, str, str] | None:
     """Cut `pattern` around its named group: (before, body, after), as source text.
 
-    None if the group is missing, repeated, optional, or not at the top level of the pattern, where the three parts would not be
-    patterns of their own.
+    None if the group is missing, repeated, optional, or not at the top level of the pattern, where the three parts
+    would not be patterns of their own.
     """
     opener = f"(?P<{name}>"
     spans = [span for span in _top_level_groups(pattern) or () if pattern.startswith(opener, span[0])]

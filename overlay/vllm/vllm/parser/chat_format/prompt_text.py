@@ -27,8 +27,8 @@ def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
 def tail_with(
     tokenizer: Any, token_ids: Sequence[int], has_anchor: Callable[[str], bool], decoder: Callable[..., str] = decode
 ) -> str:
-    """The shortest doubling tail of the prompt's text that holds an anchor; the whole text if none does. Decodes at most
-    twice the tokens of the tail."""
+    """The shortest doubling tail of the prompt's text that holds an anchor; the whole text if none does. Decodes at
+    most twice the tokens of the tail."""
     size = _FIRST_TAIL
     while size < len(token_ids):
         text = decoder(tokenizer, token_ids[len(token_ids) - size :])

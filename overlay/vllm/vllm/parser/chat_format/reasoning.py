@@ -42,7 +42,8 @@ def reasoning_ended(template: ResponseTemplate, text: str, thinking_disabled: bo
     before = events.current
     if events.thinking_closed or (before is not None and before.name in (CONTENT, TOOL_CALLS)):
         return True
-    # A delimiter at the very end may be waiting for the next character; NUL is in no delimiter and shows what it would become.
+    # A delimiter at the very end may be waiting for the next character; NUL is in no delimiter and shows what it would
+    # become.
     count = len(events.opened_fields)
     parser.feed("\0")
     for field in events.opened_fields[count:]:

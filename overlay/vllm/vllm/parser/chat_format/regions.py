@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splitting a growing assistant turn into the regions of a response template.
 
-Outside every region all openers are watched; inside a region only its own closers, so openers there are plain text. Text is
-passed on as soon as it cannot be part of a delimiter.
+Outside every region all openers are watched; inside a region only its own closers, so openers there are plain text.
+Text is passed on as soon as it cannot be part of a delimiter.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from vllm.parser.chat_format.template import ResponseTemplate, TemplateField
 
 
 class RegionHandler(Protocol):
-    """Receives the regions of one turn, in order. `visible` is the part of a text that the model generated, without what
-    stood in the prompt. `at` counts characters from the start of the message, prompt included."""
+    """Receives the regions of one turn, in order. `visible` is the part of a text that the model generated, without
+    what stood in the prompt. `at` counts characters from the start of the message, prompt included."""
 
     def opened(self, field: TemplateField, captures: dict[str, str], visible: str, at: int) -> None:
         """visible: the opener. at: where the region's text begins."""
@@ -24,12 +24,13 @@ class RegionHandler(Protocol):
     def text(self, field: TemplateField, text: str, visible: str) -> None: ...
 
     def closed(self, field: TemplateField, visible: str, complete: bool, at: int) -> None:
-        """visible: the closer. at: where the region's text ends. complete: False if only the end of the turn ended it."""
+        """visible: the closer. at: where the region's text ends. complete: False if only the end of the turn ended
+        it."""
 
 
 class RegionParser:
-    """Parses one turn. `prefix` is the prompt's text: what follows its last start anchor is parsed first, so that a prompt
-    may end anywhere inside a region or a delimiter."""
+    """Parses one turn. `prefix` is the prompt's text: what follows its last start anchor is parsed first, so that a
+    prompt may end anywhere inside a region or a delimiter."""
 
     def __init__(self, template: ResponseTemplate, handler: RegionHandler, prefix: str = ""):
         self.template = template

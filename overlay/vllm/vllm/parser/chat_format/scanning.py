@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finding delimiters in text that is still arriving.
 
-`Window` keeps the part of a stream that may still matter; `find` says which delimiter is certain to come next and from where on text must
-be held back. Both do work proportional to the new text, plus a bounded amount for each call.
+`Window` keeps the part of a stream that may still matter; `find` says which delimiter is certain to come next and from
+where on text must be held back. Both do work proportional to the new text, plus a bounded amount for each call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import regex
-
 from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
 
 # Kept before the reading position, for lookbehinds and so that `^` matches only at the true start.
@@ -56,8 +55,9 @@ class Window:
 def find(delimiters: Sequence[Delimiter], window: Window, final: bool) -> tuple[int, regex.Match | None, int]:
     """The delimiter to act on now: (its index, its match, hold).
 
-    The earliest match wins, then the longest, then the first in `delimiters`. The match is None if none is certain yet; then text
-    before index `hold` of the window is free and the rest may be part of a delimiter. `final` says that no text follows.
+    The earliest match wins, then the longest, then the first in `delimiters`. The match is None if none is certain yet;
+    then text before index `hold` of the window is free and the rest may be part of a delimiter. `final` says that no
+    text follows.
     """
     text, edge = window.text, len(window.text)
     best: regex.Match | None = None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tag pattern of `xml-inline` content, cut so that values can be read while they are written.
 
-A tag pattern is one regex with the groups `key` and `value`. Where the value is a lazy "anything" at the top level of the
-pattern, the text before the value (`head`) and the text after it (`tail`) are patterns of their own: searching for them in turn finds the
-same pairs as searching for the whole, in time linear in the text.
+A tag pattern is one regex with the groups `key` and `value`. Where the value is a lazy "anything" at the top level of
+the pattern, the text before the value (`head`) and the text after it (`tail`) are patterns of their own: searching for
+them in turn finds the same pairs as searching for the whole, in time linear in the text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import regex
-
 from vllm.parser.chat_format.delimiters import Delimiter
 from vllm.parser.chat_format.patterns import expand, split_group
 
@@ -28,8 +27,8 @@ _SEARCH_SECONDS = 5.0
 class TagPattern:
     """A compiled tag pattern. head and tail are None if the pattern cannot be cut at its value.
 
-    key_head, key, middle, tail_source: source text before the key, of the key, between key and value, and after the value;
-    empty when the pattern cannot be cut.
+    key_head, key, middle, tail_source: source text before the key, of the key, between key and value, and after the
+    value; empty when the pattern cannot be cut.
     """
 
     whole: regex.Pattern
@@ -55,7 +54,9 @@ class TagPattern:
         if head_pattern.fullmatch(""):
             return TagPattern(whole)
         ends = expand(tail)
-        fixed = ends is not None and not any(a is not b and a.text.startswith(b.text + b.ahead) for a in ends for b in ends)
+        fixed = ends is not None and not any(
+            a is not b and a.text.startswith(b.text + b.ahead) for a in ends for b in ends
+        )
         tail_delimiter = Delimiter(tail_pattern, source=tail, fixed_end=fixed)
         return TagPattern(whole, Delimiter(head_pattern, source=head), tail_delimiter, *by_key, tail)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Response templates: the model repository's description of what its assistant turn looks like.
 
-A template is a JSON object, kept under `response_template` in `tokenizer_config.json`. It names a start anchor (the text
-that opens an assistant message) and fields; each field has an opener, closers and a kind of content. `load_template`
-checks one and compiles it; nothing about a model is known here.
+A template is a JSON object, kept under `response_template` in `tokenizer_config.json`. It names a start anchor (the
+text that opens an assistant message) and fields; each field has an opener, closers and a kind of content.
+`load_template` checks one and compiles it; nothing about a model is known here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,26 @@ SERVED_FIELDS = (THINKING, CONTENT, TOOL_CALLS)
 
 _TEMPLATE_KEYS = frozenset({"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"})
 _FIELD_KEYS = frozenset(
-    "open open_pattern close close_pattern content content_args repeats join optional transform transform_each".split()
+    [
+        "open",
+        "open_pattern",
+        "close",
+        "close_pattern",
+        "content",
+        "content_args",
+        "repeats",
+        "join",
+        "optional",
+        "transform",
+        "transform_each",
+    ]
 )
 
 
 @dataclass(frozen=True)
 class TemplateField:
-    """One field. `open` is None for the implicit field, which takes all text outside the others; `close` None means that
-    the field runs to the end of the turn. `content` names a kind in `content.KINDS`."""
+    """One field. `open` is None for the implicit field, which takes all text outside the others; `close` None means
+    that the field runs to the end of the turn. `content` names a kind in `content.KINDS`."""
 
     name: str
     open: Delimiter | None

@@ -64,8 +64,8 @@ def tool_properties(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str
 
 @dataclass(frozen=True)
 class TurnMode:
-    """How a request wants its turn. reasoning: False routes thinking into the content. tools: False passes calls through as
-    content, markers included. fragments: send a call's arguments while they are written."""
+    """How a request wants its turn. reasoning: False routes thinking into the content. tools: False passes calls
+    through as content, markers included. fragments: send a call's arguments while they are written."""
 
     reasoning: bool = True
     tools: bool = True
@@ -212,10 +212,10 @@ def parse_turn(
     text: str,
     prefix: str,
     properties: Mapping[str, Mapping[str, Any]],
-    mode: TurnMode = TurnMode(fragments=False),
+    mode: TurnMode | None = None,
 ) -> TurnPiece:
-    """The whole turn at once."""
-    turn = TemplateTurn(template, prefix, properties, mode)
+    """The whole turn at once; by default without fragments."""
+    turn = TemplateTurn(template, prefix, properties, mode or TurnMode(fragments=False))
     piece = turn.feed(text)
     piece.extend(turn.finish())
     return piece

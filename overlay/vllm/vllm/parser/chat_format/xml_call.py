@@ -41,7 +41,8 @@ class XmlCall:
 
     def __init__(self, field: TemplateField, properties: Mapping[str, Any]):
         tags = TagPattern.of(field.content_args["tag_pattern"])
-        assert tags.head is not None and tags.tail is not None
+        assert tags.head is not None
+        assert tags.tail is not None
         self._head, self._tail = [tags.head], [tags.tail]
         self._quick = tags.tail.only_first_char
         parser = field.content_args.get("value_parser")
@@ -60,8 +61,8 @@ class XmlCall:
         return self._process(final=False)
 
     def finish(self, complete: bool) -> str:
-        """complete: the model closed the call itself. If it did not, a value of which something was sent stays open: the
-        reader of the stream sees that it was cut."""
+        """complete: the model closed the call itself. If it did not, a value of which something was sent stays open:
+        the reader of the stream sees that it was cut."""
         out = self._process(final=True)
         if self._in_value and not self._writer.drop_value():
             return out + self._writer.end_value() + self._writer.close() if complete else out

@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gates.cpu.frontend.toy_tokenizer import ToyTokenizer
-
+from toy_tokenizer import ToyTokenizer
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser.parser_manager import ParserManager
@@ -35,7 +34,7 @@ def request_for(options, tools):
     api = given.pop("api", "chat")
     listed = given.pop("tools", tools)
     if api == "responses":
-        flat = [{"type": "function", "strict": False, **{"parameters": None}, **tool["function"]} for tool in listed]
+        flat = [{"type": "function", "strict": False, "parameters": None, **tool["function"]} for tool in listed]
         return ResponsesRequest(model="m", input="Hi", tools=flat, **given)
     if listed:
         given["tools"] = listed
@@ -83,7 +82,8 @@ def stream(data, case, pieces):
 
 
 def join(deltas):
-    """The message that a client builds from `deltas`. Checks that ids and names come once and calls do not interleave."""
+    """The message that a client builds from `deltas`. Checks that ids and names come once and calls do not
+    interleave."""
     reasoning, content, calls = "", "", []
     for delta in deltas:
         if delta is None:
