@@ -105,3 +105,10 @@ def test_a_newer_ledger_and_an_empty_one_are_refused_by_name(tmp_path: Path, cap
     assert "schema 99 is newer" in capsys.readouterr().err
     assert cli.main(["report", "--ledger", str(empty)]) == 2
     assert "holds no run" in capsys.readouterr().err
+
+
+def test_documented_tables_are_the_real_ones() -> None:
+    from gates.core import docs
+
+    text = (Path(__file__).resolve().parents[2] / "docs" / "gates.md").read_text()
+    assert text.split(docs.BEGIN)[1].split(docs.END)[0].strip() == docs.tables()

@@ -89,7 +89,12 @@ MIX: tuple[tuple[float, Callable[[random.Random, int], Example]], ...] = (
 )
 
 
-def example(rng: random.Random, length: int) -> Example:
-    """One example of the mix, lookup and copy with about `length` tokens."""
+def batch(rng: random.Random, length: int, tokens: int) -> list[Example]:
+    """Examples of one kind, so that their lengths are alike, of about `tokens` tokens altogether.
+
+    Lookup and copy examples have about `length` tokens; chats and calls are as long as their format makes them.
+    """
     kind = rng.choices([make for _, make in MIX], [weight for weight, _ in MIX])[0]
-    return kind(rng, length)
+    first = kind(rng, length)
+    count = max(4, tokens // max(1, sum(map(len, first))))
+    return [first, *(kind(rng, length) for _ in range(count - 1))]

@@ -22,6 +22,7 @@ from gates.toy import language
 
 GOAL = 0.98
 PROMPT_WEIGHT = 0.05
+BATCH_TOKENS = 3000
 
 
 def config(vocab: int) -> BeamConfig:
@@ -47,13 +48,10 @@ def config(vocab: int) -> BeamConfig:
     )
 
 
-def batch(
-    tokenizer: PreTrainedTokenizerFast, rng: random.Random, size: int, length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, weights), both [size, T] right-padded; weight 1 on answers, PROMPT_WEIGHT on prompts, 0 on padding."""
+def batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, weights), both [N, T] right-padded; weight 1 on answers, PROMPT_WEIGHT on prompts, 0 on padding."""
     rows = []
-    for _ in range(size):
-        prompt, answer = language.example(rng, rng.randint(length // 4, length))
+    for prompt, answer in language.batch(rng, length, BATCH_TOKENS):
         head = tokenizer.encode(prompt, add_special_tokens=False)
         tail = tokenizer.encode(answer, add_special_tokens=False)
         rows.append((head + tail, [PROMPT_WEIGHT] * len(head) + [1.0] * len(tail)))
@@ -80,7 +78,7 @@ def accuracy(model: BeamForCausalLM, tokenizer: PreTrainedTokenizerFast, kind: s
     return hits / total
 
 
-def train(out: Path, *, steps: int, seed: int, size: int = 16) -> dict[str, float]:
+def train(out: Path, *, steps: int, seed: int) -> dict[str, float]:
     """Train from scratch; returns the held-out scores of what was saved.
 
     Raises:
@@ -95,12 +93,12 @@ def train(out: Path, *, steps: int, seed: int, size: int = 16) -> dict[str, floa
     rng = random.Random(seed)
     began, scores = time.monotonic(), {}
     for step in range(1, steps + 1):
-        length = min(400, 40 + step // 3)
+        length = min(400, 40 + step // 4)
         for group in optimiser.param_groups:
             group["lr"] = (
                 2e-3 * min(1.0, step / 100) * (1.0 if step < 0.7 * steps else max(0.05, (steps - step) / (0.3 * steps)))
             )
-        ids, weights = batch(tokenizer, rng, size, length)
+        ids, weights = batch(tokenizer, rng, rng.randint(length // 2, length))
         logits = model(input_ids=ids).logits[:, :-1].float()
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
         loss = (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
