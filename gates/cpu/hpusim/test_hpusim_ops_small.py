@@ -193,13 +193,15 @@ def test_padding_indices_read_and_write_the_last_row():
     assert torch.equal(table, torch.arange(12.0).reshape(4, 3))
 
 
-def test_indices_past_the_end_stay_errors():
-    table = torch.zeros(4, 3)
+def test_indices_past_the_end():
+    table = torch.arange(12.0).reshape(4, 3)
     for index in (4, -5):
         with pytest.raises((IndexError, RuntimeError)):
             table.index_select(0, torch.tensor([index]))
-        with pytest.raises((IndexError, RuntimeError)):
-            F.embedding(torch.tensor([index]), table)
+    with pytest.raises(IndexError):
+        F.embedding(torch.tensor([-5]), table)
+    # Warm-up of the plug-in feeds ids past a small vocabulary.
+    assert torch.equal(F.embedding(torch.tensor([9]), table)[0], table[3])
 
 
 def test_one_hot_of_padding_is_a_row_of_zeros():

@@ -31,7 +31,7 @@ def _poisoned(original: Callable[..., Any], value: float) -> Callable[..., Any]:
     def factory(*args: Any, **kwargs: Any) -> Any:
         out = original(*args, **kwargs)
         fake = isinstance(out, torch._subclasses.FakeTensor)
-        if isinstance(out, torch.Tensor) and not fake and out.device.type == "cpu" and is_device(out):
+        if isinstance(out, torch.Tensor) and not fake and is_device(out):
             with tracker.paused():
                 garbage.fill(out, value)
         return out

@@ -2,8 +2,8 @@
 """Index semantics of the device: -1 pads token ids, slots, block lists and block groups, and CPU torch refuses it.
 
 A negative row counts from the end, as in Python: -1 reads and writes the last row (the last KV block is the plug-in's
-padding block). Everything past the end stays an error of torch that names the operator. `one_hot` of a negative class
-is a row of zeros.
+padding block). An index past the end stays torch's error, except a token id: `embedding` reads the last row for it.
+`one_hot` of a negative class is a row of zeros.
 """
 
 from __future__ import annotations
