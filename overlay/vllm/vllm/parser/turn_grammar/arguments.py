@@ -85,7 +85,8 @@ def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax,
             raise NotGrammar(f"property {name!r} declares no type")
         try:
             declared.append(Argument(name, name in required,
-                                     value(schema, definitions, delimiters)))
+                                     value(schema, definitions, delimiters,
+                                           strips=call.parameter.strips)))
         except NotGrammar as error:
             raise NotGrammar(f"property {name!r}: {error}") from error
     return declared

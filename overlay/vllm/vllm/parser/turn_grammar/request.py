@@ -20,6 +20,7 @@ from vllm.parser.turn_grammar.thinking import Thinking
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
 from vllm.parser.turn_grammar.wire_format import TurnFormat
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers.utils import flat_namespace_tool_name
 
 logger = init_logger(__name__)
 
@@ -120,7 +121,7 @@ def request_tools(request: Any) -> list[Tool]:
     for tool in request.tools or ():
         entry = tool.model_dump() if hasattr(tool, "model_dump") else dict(tool)
         if entry.get("type") == "namespace":
-            found += [_tool({**inner, "name": f"{entry['name']}__{inner['name']}"})
+            found += [_tool({**inner, "name": flat_namespace_tool_name(entry["name"], inner["name"])})
                       for inner in entry.get("tools", ()) if inner.get("type") == "function"]
         elif entry.get("type", "function") == "function":
             found.append(_tool(entry.get("function") or entry))

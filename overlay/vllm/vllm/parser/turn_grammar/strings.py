@@ -40,7 +40,8 @@ STRING_FORMATS = {
 }
 
 
-def string_value(schema: Mapping[str, Any], delimiters: Sequence[str]) -> f.Format:
+def string_value(schema: Mapping[str, Any], delimiters: Sequence[str], *,
+                 strips: bool = False) -> f.Format:
     """Format of the raw text of a value whose schema is or admits a string."""
     values = schema["enum"] if "enum" in schema else (
         [schema["const"]] if "const" in schema else None)
@@ -49,7 +50,8 @@ def string_value(schema: Mapping[str, Any], delimiters: Sequence[str]) -> f.Form
     starts = {delimiter[0] for delimiter in delimiters if delimiter}
     if (own := _pattern(schema, starts)) is not None:
         return f.regex(own)
-    return _sized_text(schema, delimiters, starts)
+    # Stripped white space would not count towards a length.
+    return _sized_text(schema, delimiters, starts | set(" \t\r\n") if strips else starts)
 
 
 def literals(values: Sequence[str], delimiters: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.json_schemas import bounds_string_length, sized_strings_as_patterns
 from vllm.parser.turn_grammar.limits import check_schema
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.utils import convert_lark_to_ebnf, grammar_is_likely_lark
@@ -35,7 +36,10 @@ def answer_body(params: StructuredOutputsParams | None,
     if params.json is not None:
         schema = params.json if not isinstance(params.json, str) else _loaded(params.json)
         check_schema(schema, parameter="response_format")
-        return _accepted(f.json_value(schema, delimiters))
+        schema = sized_strings_as_patterns(schema)
+        # A length and excluded substrings cannot both be held; the client asked for the length.
+        kept = () if bounds_string_length(schema) else delimiters
+        return _accepted(f.json_value(schema, kept))
     if params.regex is not None:
         return _accepted(f.regex(params.regex))
     if params.choice is not None:

@@ -75,11 +75,13 @@ def _call(field: Mapping[str, Any], template: Mapping[str, Any]) -> CallSyntax:
         name_class=excluded,
         closers=closers,
         separators=closers if field.get("repeats") else (),
-        parameter=_parameter(field["content_args"]["tag_pattern"], where),
+        parameter=_parameter(field["content_args"], where),
     )
 
 
-def _parameter(pattern: str, where: str) -> ParameterSyntax:
+def _parameter(args: Mapping[str, Any], where: str) -> ParameterSyntax:
+    pattern = args["tag_pattern"]
+    strips = ((args.get("value_parser") or {}).get("args") or {}).get("strip", False)
     items = patterns.nodes(pattern)
     try:
         at_key, key = patterns.named_group(items, pattern, "key")
@@ -98,4 +100,4 @@ def _parameter(pattern: str, where: str) -> ParameterSyntax:
             raise NotGrammar(f"{where}, tag_pattern: {closer!r} waits for {follow!r}, which "
                              "does not begin a parameter")
     return ParameterSyntax(begin=begin[0], middle=middle[0], key=key_text, ends=tuple(ends),
-                           open_ends=tuple(open_ends))
+                           open_ends=tuple(open_ends), strips=bool(strips))

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.json_schemas import without_lengths
 from vllm.parser.turn_grammar.strings import literals, string_value
 
 JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
@@ -35,7 +36,7 @@ def declared_types(schema: Any) -> tuple[str, ...]:
 
 
 def value(schema: Mapping[str, Any], definitions: Mapping[str, Any],
-          delimiters: Sequence[str]) -> f.Format:
+          delimiters: Sequence[str], *, strips: bool = False) -> f.Format:
     """Format of the text of one value.
 
     Args:
@@ -43,12 +44,13 @@ def value(schema: Mapping[str, Any], definitions: Mapping[str, Any],
         definitions: the tool schema's `$defs` and `definitions`, kept beside the property so
             that its references resolve.
         delimiters: substrings the text may not hold.
+        strips: the parser strips white space around the text.
     """
     types = declared_types(schema)
     if not types:
         raise NotGrammar("the property declares no type")
     if types == ("string",):
-        return string_value(schema, delimiters)
+        return string_value(schema, delimiters, strips=strips)
     if "string" not in types:
         return _json(schema, types, definitions, delimiters)
     if isinstance(values := schema.get("enum"), list) and values:
@@ -57,14 +59,25 @@ def value(schema: Mapping[str, Any], definitions: Mapping[str, Any],
         return f.any_of(literals(raw, delimiters))
     members = schema.get("anyOf") or schema.get("oneOf")
     if members and "type" not in schema and "nullable" not in schema:
-        return f.alt(*(value(member, definitions, delimiters) for member in members))
+        return f.alt(*(value(member, definitions, delimiters, strips=strips) for member in members))
     return f.text(delimiters)
+
+
+# Digits are bounded so that every number is a finite float and every integer can be read.
+_NUMBERS = {
+    "integer": r"-?(?:0|[1-9][0-9]{0,400})",
+    "number": r"-?(?:0|[1-9][0-9]{0,200})(?:\.[0-9]{1,200})?(?:[eE][+\-]?[0-9]{1,2})?",
+}
+_UNBOUNDED = frozenset({"type", "title", "description", "default", "examples"})
 
 
 def _json(schema: Mapping[str, Any], types: Sequence[str], definitions: Mapping[str, Any],
           delimiters: Sequence[str]) -> f.Format:
+    if len(types) == 1 and types[0] in _NUMBERS and _UNBOUNDED.issuperset(schema):
+        return f.regex(_NUMBERS[types[0]])
     body: dict[str, Any] = dict(schema)
     if body.pop("nullable", None) is True:
         body = {"anyOf": [body, {"type": "null"}]}
-    return f.json_value({**body, **definitions} if definitions and "$ref" in json.dumps(body)
-                        else body, delimiters)
+    if definitions and "$ref" in json.dumps(body):
+        body = {**body, **definitions}
+    return f.json_value(without_lengths(body), delimiters)

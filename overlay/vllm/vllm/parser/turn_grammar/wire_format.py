@@ -26,6 +26,7 @@ class ParameterSyntax:
         ends: literals that close a value.
         open_ends: (literal, next) pairs: the literal closes a value only where `next`
             follows directly. `next` is `begin` for a format whose closer may be left out.
+        strips: the parser strips white space around a value.
     """
 
     begin: str
@@ -34,6 +35,7 @@ class ParameterSyntax:
     key: str
     between: str = r"\n?"
     open_ends: tuple[tuple[str, str], ...] = ()
+    strips: bool = False
 
     def spells(self, name: str) -> bool:
         return re.fullmatch(self.key, name, re.DOTALL) is not None

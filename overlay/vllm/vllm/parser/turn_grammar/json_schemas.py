@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON schemas as xgrammar takes them beside excluded substrings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_LENGTHS = ("minLength", "maxLength")
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_DATA = frozenset({"enum", "const", "default", "examples", "required"})
+
+
+MAX_COUNT = 100_000
+# One character of a JSON string as it is written; escaped surrogates would count as two.
+_CHARACTER = (r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|'
+              r"[dD][0-7][0-9a-fA-F]{2}))")
+
+
+def sized_strings_as_patterns(schema: Any) -> Any:
+    """`schema` with the length of plain strings written as a pattern.
+
+    xgrammar's own form of a length admits raw control characters, which is not JSON. Its
+    patterns are matched against the text as written, so escapes are part of this one.
+    """
+    if isinstance(schema, list):
+        return [sized_strings_as_patterns(member) for member in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if schema.get("type") == "string" and not {"pattern", "format", "enum", "const"} & set(schema):
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
+        bounded = any(name in schema for name in _LENGTHS)
+        if bounded and _counts(low) and (high is None or (_counts(high) and high >= low)):
+            rest = {key: value for key, value in schema.items() if key not in _LENGTHS}
+            return {**rest, "pattern": f"^{_CHARACTER}{{{low},{'' if high is None else high}}}$"}
+    return {key: value if key in _DATA else
+            {name: sized_strings_as_patterns(member) for name, member in value.items()}
+            if key in _MAPS and isinstance(value, Mapping) else sized_strings_as_patterns(value)
+            for key, value in schema.items()}
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+
+
+def bounds_string_length(schema: Any) -> bool:
+    """Whether `minLength` or `maxLength` constrains a string anywhere in `schema`."""
+    return without_lengths(schema) != schema
+
+
+def without_lengths(schema: Any) -> Any:
+    """`schema` without string lengths.
+
+    xgrammar cannot hold a string to a length and to excluded substrings; it would keep the
+    substrings and print a warning for each string at each compilation.
+    """
+    if isinstance(schema, list):
+        return [without_lengths(member) for member in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _LENGTHS:
+            continue
+        if key in _DATA:
+            result[key] = value
+        elif key in _MAPS and isinstance(value, Mapping):
+            result[key] = {name: without_lengths(member) for name, member in value.items()}
+        else:
+            result[key] = without_lengths(value)
+    return result
