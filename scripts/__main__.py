@@ -24,6 +24,7 @@ VERBS = {
     "rebase": "rehearse a stack on another upstream tag; --accept takes it there",
     "show": "render one patch with as much context as wanted",
     "wheels": "build both wheels from the locked trees into dist/",
+    "image": "the container image; --check builds it over a small local base",
     "env": "build or repair the virtual environments below build/",
     "test": "run every suite in its environment",
 }

@@ -32,6 +32,7 @@ from scripts.console import note as say
 from scripts.errors import ToolError
 
 ROOT = Path(__file__).resolve().parent.parent
+SYSTEM_TORCH = "VLLM_GAUDI_FRONTIER_BUILD_TORCH"
 RECIPE = 1  # raise when the steps of `_create` change, so that existing environments are rebuilt
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;#]+)\s*(?:;(?P<marker>[^#]*))?(?:#.*)?$")
 
@@ -127,6 +128,8 @@ def mismatches(env: Environment) -> list[str]:
     have = installed(env.path)
     lines = []
     for name, version in pins(ROOT / env.requirements).items():
+        if name == "torch" and system_torch():
+            continue
         found = have.get(name)
         if found is None:
             lines.append(f"{name}: {version} wanted, missing")
@@ -138,7 +141,8 @@ def mismatches(env: Environment) -> list[str]:
 def expected_stamp(env: Environment, python: str) -> str:
     """Digest of all that decides the environment's content: list, interpreter, recipe."""
     listed = (ROOT / env.requirements).read_bytes()
-    return hashlib.sha256(b"\0".join([listed, python.encode(), str(RECIPE).encode()])).hexdigest()
+    parts = [listed, python.encode(), str(RECIPE).encode(), str(system_torch()).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def problem(env: Environment) -> str | None:
@@ -181,7 +185,7 @@ def ensure(name: str, python: str | None = None) -> Environment:
 
 def find_python(env: Environment) -> str:
     """Path of an interpreter for `env`: the one running if it fits, else pythonX.Y from PATH. Raises ToolError."""
-    if env.python is None or sys.version_info[:2] == env.python:
+    if env.python is None or sys.version_info[:2] == env.python or system_torch():
         return getattr(sys, "_base_executable", sys.executable)
     wanted = "python{}.{}".format(*env.python)
     found = shutil.which(wanted)
@@ -195,13 +199,17 @@ def find_python(env: Environment) -> str:
 
 
 def _create(env: Environment, python: str) -> None:
+    """Build `env` from nothing; with SYSTEM_TORCH set, on top of the interpreter's own torch instead of ours."""
+    shared = system_torch()
     shutil.rmtree(env.path, ignore_errors=True)
     env.path.parent.mkdir(parents=True, exist_ok=True)
     listed = ROOT / env.requirements
-    _run(env, [python, "-m", "venv", str(env.path)])
+    _run(env, [python, "-m", "venv", *(["--system-site-packages"] if shared else []), str(env.path)])
     pip = [str(env.interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "-qq"]
     wanted = pins(listed)
-    if "torch" in wanted:
+    if shared:
+        listed = _without_torch(env)
+    elif "torch" in wanted:
         # torch alone may bring dependencies: where an index has the CUDA build only, that build needs its libraries.
         _run(env, [*pip, "--constraint", str(listed), f"torch=={wanted['torch']}"])
     _run(env, [*pip, "--no-deps", "--requirement", str(listed)])
@@ -225,6 +233,19 @@ def _run(env: Environment, command: list[str]) -> None:
             where=env.requirements,
             action="see pip's message above; the next run starts this environment again from nothing",
         )
+
+
+def system_torch() -> bool:
+    """Whether the interpreter's own torch is to be used, as inside a Gaudi image."""
+    return os.environ.get(SYSTEM_TORCH) == "system"
+
+
+def _without_torch(env: Environment) -> Path:
+    """A copy of the list without torch, inside `env`."""
+    lines = (ROOT / env.requirements).read_text().splitlines(keepends=True)
+    copy = env.path / "requirements.txt"
+    copy.write_text("".join(line for line in lines if not line.startswith("torch==")))
+    return copy
 
 
 @contextmanager

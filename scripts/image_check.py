@@ -3,8 +3,8 @@
 
 Standard library only, one file, copied into the image. Two verbs:
 
-    image_check.py constraints --record distribution.json --requirements image.txt --keep torch    # printed on stdout
-    image_check.py verify      --record distribution.json --constraints constraints.txt [--import MODULE …]
+    image_check.py constraints --record distribution.json --requirements image.txt --keep torch    # on stdout
+    image_check.py verify      --record distribution.json --constraints constraints.txt [--import "MODULE …"]
 
 `verify` compares every constraint with what is installed, the installed record with the one the wheels were built
 with, and each file of the two wheels with its RECORD. It prints one line per fault and exits 1 if there was any.
@@ -133,19 +133,19 @@ def main(arguments: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     write = verbs.add_parser("constraints", help="print a constraints file")
     write.add_argument("--requirements", type=Path, required=True)
-    write.add_argument("--keep", action="append", default=[], metavar="NAME", help="keep the base image's version")
+    write.add_argument("--keep", default="", metavar="NAMES", help="distributions whose installed version stays")
     test = verbs.add_parser("verify", help="compare the installation")
     test.add_argument("--constraints", type=Path, required=True)
-    test.add_argument("--import", dest="modules", action="append", default=[], metavar="MODULE")
+    test.add_argument("--import", dest="modules", default="", metavar="MODULES", help="modules that must import")
     for verb in (write, test):
         verb.add_argument("--record", type=Path, required=True, help="distribution.json of the wheels")
     options = parser.parse_args(arguments)
     try:
         record = json.loads(options.record.read_text(encoding="utf-8"))
         if options.verb == "constraints":
-            print(constraints(options.requirements.read_text(encoding="utf-8"), record, options.keep), end="")
+            print(constraints(options.requirements.read_text(encoding="utf-8"), record, options.keep.split()), end="")
             return 0
-        faults = verify(read_pins(options.constraints.read_text(encoding="utf-8")), record, options.modules)
+        faults = verify(read_pins(options.constraints.read_text(encoding="utf-8")), record, options.modules.split())
     except (OSError, ValueError, KeyError) as error:
         print(f"image_check: {error}", file=sys.stderr)
         return 2
