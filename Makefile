@@ -43,5 +43,14 @@ image: ## the container image: make image BASE_IMAGE=…@sha256:…
 image-check: ## build the Dockerfile over a small local base and let its checks judge good and bad images
 	$(TOOL) image --check
 
+gates: ## judge a running server: make gates URL=http://host:8000 PROFILE=node
+	$(TOOL) env serve >/dev/null && build/serve/bin/python -m gates run --base-url $(URL) --profile $(or $(PROFILE),quick)
+
+demo: ## from nothing to the rebuilt server on the emulated Gaudi, answering
+	$(TOOL) demo
+
+serve: ## the same, left running until Ctrl-C
+	$(TOOL) demo --serve
+
 clean: ## remove what was built; the user cache stays
 	rm -rf build dist

@@ -26,6 +26,7 @@ VERBS = {
     "wheels": "build both wheels from the locked trees into dist/",
     "image": "the container image; --check builds it over a small local base",
     "env": "build or repair the virtual environments below build/",
+    "demo": "serve a tiny checkpoint on the emulated Gaudi and talk to it",
     "test": "run every suite in its environment",
 }
 _CODES = """exit codes:

@@ -57,6 +57,7 @@ class Result:
 
 PARTS = (
     Part("build", ("gates/build", "gates/attacks"), lambda project: environment.ensure("dev")),
+    Part("gates", ("gates/selftest",), lambda project: environment.ensure("serve")),
     Part("cpu", ("gates/cpu",), env_verb.ensure_serve),
     Part("oracle", ("gates/oracle/tests",), lambda project: environment.ensure("hf")),
 )

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""demo: from nothing to the rebuilt server on the emulated Gaudi, answering; `--serve` leaves it running."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import time
+
+from scripts import env as env_verb
+from scripts import wheels
+from scripts.errors import Exit, ToolError
+from scripts.paths import Project
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--serve", action="store_true", help="stay up until Ctrl-C")
+    parser.add_argument("--port", type=int, help="port of the server (default: the demo's own, see its --help)")
+
+
+def run(project: Project, args: argparse.Namespace) -> int:
+    """Run the demo in the serving environment and return its exit code."""
+    if not (project.root / "gates/hpusim/demo.py").is_file():
+        raise ToolError("the demo is not in this checkout", where="gates/hpusim/demo.py", action="restore the file")
+    started = time.monotonic()
+    wheels.build(project)
+    built = time.monotonic()
+    env = env_verb.ensure_serve(project)
+    phases = {"wheels": built - started, "environment": time.monotonic() - built}
+    command = [str(env.interpreter), "-m", "gates.hpusim.demo"]
+    command += [word for name, seconds in phases.items() for word in ("--before", f"{name}={seconds:.1f}")]
+    command += ["--serve"] if args.serve else []
+    command += ["--port", str(args.port)] if args.port is not None else []
+    process = subprocess.Popen(command, cwd=project.root)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            if process.poll() is not None:
+                return Exit.INTERRUPTED
+            # The terminal sent Ctrl-C to the demo as well: it stops its server and ends, and so does this loop.
