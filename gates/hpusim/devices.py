@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _device as torch_device
 
+from gates.hpusim import tracker
 from gates.hpusim.residency import is_device, pin, to_device
 from gates.hpusim.settings import settings
 
@@ -56,13 +57,16 @@ def _factory(original: Callable[..., Any], like: bool) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         pinned = kwargs.pop("pin_memory", False)
-        if device is not None and is_hpu(device):
+        on_card = is_hpu(device) if device is not None else bool(like and args and is_device(args[0]))
+        if on_card and device is not None:
             kwargs["device"] = CPU
-            out = mark(original(*args, **kwargs))
+        if like:
+            with tracker.paused():  # the place is decided here, not by where the pattern tensor lives
+                out = original(*args, **kwargs)
         else:
             out = original(*args, **kwargs)
-            if device is None and like and args and is_device(args[0]):
-                mark(out)
+        if on_card:
+            mark(out)
         return pin(out) if pinned and not is_device(out) else out
 
     return wrapper

@@ -159,6 +159,7 @@ class Server:
     process: subprocess.Popen[bytes]
     folder: Path
     model: str
+    log_path: Path
     exit_code: int | None = None
     meters: list[dict[str, Any]] = field(default_factory=list)
 
@@ -169,7 +170,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=300, max_retries=0)
 
     def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")
+        return self.log_path.read_text(errors="replace")
 
     def get(self, path: str, timeout: float = 10) -> str:
         with urllib.request.urlopen(self.url + path, timeout=timeout) as answer:
@@ -203,17 +204,23 @@ def serve(
     mode: str = "eager",
     timeout: float = 300,
     env: dict[str, str] | None = None,
+    port: int | None = None,
+    log: Path | None = None,
     **engine: Any,
 ) -> Iterator[Server]:
-    """Run the OpenAI API server; `arguments`: extra options; `engine`: values that replace those of `ENGINE`."""
+    """Run the OpenAI API server; `arguments`: extra options; `engine`: values that replace those of `ENGINE`.
+
+    `port`: a free one unless given. `log`: where to keep the server's output; else it goes with the run.
+    """
     merged = {**ENGINE, **MODES[mode][1], **engine}
     options = ["--model", str(model), "--host", "127.0.0.1", "--served-model-name", "tiny"]
     for name, value in merged.items():
         flag = "--" + name.replace("_", "-")
         options += [flag] if value is True else [] if value is False or value is None else [flag, str(value)]
-    port = free_port()
+    port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="hpusim-") as name:
         folder = Path(name)
+        log_path = log or folder / "log"
         values = environment(mode, False, **{"HPUSIM_METERS": str(folder / "meters-{pid}.json"), **(env or {})})
         command = [
             sys.executable,
@@ -224,11 +231,11 @@ def serve(
             str(port),
             *arguments,
         ]
-        with open(folder / "log", "w") as log:
+        with open(log_path, "w") as output:
             process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=values, start_new_session=True
+                command, stdout=output, stderr=subprocess.STDOUT, env=values, start_new_session=True
             )
-        server = Server(f"http://127.0.0.1:{port}", process, folder, "tiny")
+        server = Server(f"http://127.0.0.1:{port}", process, folder, "tiny", log_path)
         try:
             wait_until_ready(server, timeout)
             yield server

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 VOCABULARY = 512
 SPECIAL = (
@@ -40,7 +41,7 @@ Tools:
 {% endif %}"""
 
 
-def build() -> object:
+def build() -> Any:
     """A `tokenizers.Tokenizer` of exactly `VOCABULARY` entries; special tokens come first, from id 0."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -59,6 +60,13 @@ def build() -> object:
             f"tokenizer has {tokenizer.get_vocab_size()} entries, expected {VOCABULARY}: extend its text"
         )
     return tokenizer
+
+
+def blank_ids() -> list[str]:
+    """Ids, as the OpenAI API writes them, of the tokens that are nothing but white space."""
+    tokenizer = build()
+    texts = ((i, tokenizer.decode([i], skip_special_tokens=False)) for i in range(VOCABULARY))
+    return [str(i) for i, text in texts if text and not text.strip()]
 
 
 def save(folder: Path) -> None:

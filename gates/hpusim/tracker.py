@@ -97,7 +97,7 @@ class Tracker(TorchDispatchMode):
         for tensor in outputs:
             if not any(tensor is given for given in inputs):
                 to_device(tensor)
-        if probe.listeners and func.name() in SYNCING:
+        if probe.listeners and (func.name() in SYNCING or (func in INDEXING and _by_mask(inputs, on_device))):
             probe.emit("sync", op=func.name(), caller=probe.caller())
             if func.name() == "aten::_local_scalar_dense":
                 probe.emit("d2h", inputs[0].element_size(), blocking=True, caller=probe.caller())
@@ -110,6 +110,11 @@ def _copied(destination: torch.Tensor, source: torch.Tensor, to_hpu: bool, args:
     from gates.hpusim.transfers import moved
 
     moved(destination, source, to_hpu, bool(args[2]) if len(args) > 2 else False)
+
+
+def _by_mask(inputs: list[torch.Tensor], on_device: list[bool]) -> bool:
+    """True when a mask on the card selects: how many elements, the host must ask."""
+    return any(device and tensor.dtype == torch.bool for tensor, device in zip(inputs[1:], on_device[1:], strict=True))
 
 
 def _indices(inputs: list[torch.Tensor], on_device: list[bool]) -> bool:

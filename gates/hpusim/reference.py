@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face transformers as the independent judge of generated tokens, teacher-forced.
+
+    verdicts = judge([(checkpoint, prompts, outputs), ...])      # a process of its own, without the emulation
+
+For each generated token: does it equal the reference's argmax, and if not, how far below the best logit does it lie
+(the gap)? The reference runs in bf16 and in fp32 and the smaller gap counts: where rounding decides, either choice is right.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gates.hpusim import testing
+
+# Two bf16 steps of a logit between 4 and 8: what a different summation order can move.
+NEAR_TIE = 0.0625
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """agree: share of tokens equal to the reference's choice; gaps: the others' logit deficits, largest first."""
+
+    agree: float
+    gaps: list[float]
+    spread: float  # standard deviation of the reference's logits, the yardstick of a gap
+
+    @property
+    def largest(self) -> float:
+        return self.gaps[0] if self.gaps else 0.0
+
+    def __str__(self) -> str:
+        return f"agree {self.agree:.3f}, largest gap {self.largest:.3f}, logit spread {self.spread:.2f}"
+
+
+def judge(cases: list[tuple[Path, list[list[int]], list[list[int]]]], timeout: float = 600) -> list[Verdict]:
+    """One verdict a case `(checkpoint, prompt ids, generated ids)`; AssertionError with the log on a failure."""
+    jobs = [{"model": str(model), "prompts": prompts, "outputs": outputs} for model, prompts, outputs in cases]
+    with tempfile.TemporaryDirectory(prefix="hpusim-") as name:
+        job, answer = Path(name) / "job.json", Path(name) / "answer.json"
+        job.write_text(json.dumps(jobs))
+        command = [sys.executable, "-m", "gates.hpusim.reference", str(job), str(answer)]
+        done = subprocess.run(
+            command,
+            env=testing.environment(HPUSIM_OFF="1"),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == 0, f"reference run: exit code {done.returncode}\n{done.stderr[-4000:]}"
+        return [Verdict(**verdict) for verdict in json.loads(answer.read_text())]
+
+
+def _logits(model: Any, prompt: list[int], output: list[int]) -> Any:
+    import torch
+
+    ids = torch.tensor([prompt + output])
+    with torch.inference_mode():
+        return model(ids).logits[0, len(prompt) - 1 : -1].float()
+
+
+def _judge(job: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from gates.hpusim import reference_quant
+
+    rows: list[list[Any]] = []
+    for dtype in (torch.bfloat16, torch.float32):
+        model = reference_quant.load(Path(job["model"]), dtype)
+        rows.append([_logits(model, p, o) for p, o in zip(job["prompts"], job["outputs"], strict=True)])
+    agree = total = 0
+    gaps = []
+    spreads = []
+    for low, wide, output in zip(*rows, job["outputs"], strict=True):
+        chosen = torch.tensor(output)
+        gap = torch.minimum(*((x.max(-1).values - x.gather(-1, chosen[:, None])[:, 0]) for x in (low, wide)))
+        agree += int((gap == 0).sum())
+        total += len(output)
+        gaps += [round(float(g), 4) for g in gap if g > 0]
+        spreads.append(float(wide.std()))
+    return {"agree": agree / max(total, 1), "gaps": sorted(gaps, reverse=True), "spread": sum(spreads) / len(spreads)}
+
+
+def main(job: str, answer: str) -> None:
+    verdicts = [_judge(entry) for entry in json.loads(Path(job).read_text())]
+    Path(answer).write_text(json.dumps(verdicts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
