@@ -163,6 +163,10 @@ def _wheelhouse(folder: Path) -> Path:
     python = environment.find_python(environment.ENVIRONMENTS["serve"])
     wanted = str(environment.ROOT / "requirements/image.txt")
     download = [python, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:", "--dest", str(target)]
+    wanted_pins = environment.pins(environment.ROOT / "requirements/image.txt")
+    have = {tuple(path.name.split("-")[:2]) for path in target.glob("*.whl")} if target.is_dir() else set()
+    if {(environment.normalise(name), version) for name, version in have} >= set(wanted_pins.items()):
+        return target
     note("image: fetching the image's wheels")
     _run([*download, "--requirement", wanted], "pip download")
     return target

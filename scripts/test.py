@@ -20,6 +20,7 @@ from scripts.errors import Exit, ToolError
 from scripts.paths import Project
 
 _NOTHING_COLLECTED = 5  # pytest's exit code
+_NO_REPORT = 70  # ours, for a process that ended well but wrote no report: it tested nothing
 # A test must neither phone home nor fetch a model; what is set by the caller stands.
 _DEFAULTS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -111,9 +112,11 @@ def run_part(project: Project, part: Part, *, long: bool, words: list[str]) -> R
         command, cwd=project.root, stdin=subprocess.DEVNULL, env={**_DEFAULTS, **os.environ}, check=False
     ).returncode
     result.seconds = time.monotonic() - started
+    result.code = 0 if code == _NOTHING_COLLECTED else code
     if report.exists():
         count(report, result)
-    result.code = 0 if code == _NOTHING_COLLECTED else code
+    else:
+        result.code = result.code or _NO_REPORT
     return result
 
 
