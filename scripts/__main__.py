@@ -83,6 +83,11 @@ def main(words: list[str] | None = None) -> int:
     except GitError as exc:
         console.error(f"{exc}\n  where: git\n  next:  see the message of git above")
         return int(Exit.BAD_INPUT)
+    except OSError as exc:
+        console.error(
+            f"{exc.strerror or exc}\n  where: {exc.filename or 'unknown'}\n  next:  free or correct that path"
+        )
+        return int(Exit.BAD_INPUT)
     except KeyboardInterrupt:
         console.error("interrupted; the state before this run stands")
         return int(Exit.INTERRUPTED)

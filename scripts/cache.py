@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from scripts.lockfile import Upstream
 from scripts.locking import exclusive
 from scripts.paths import Project
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.ENOTDIR)
 BASE_REF = "refs/heads/base"
 # The base commit is the same wherever and from whatever it is made: no clock, no user in it.
 _DATE = "946684800 +0000"
@@ -52,10 +54,12 @@ def full_disk(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES):
+        if exc.errno in _UNWRITABLE:
             raise disk_error(where, exc.strerror or str(exc)) from exc
         raise
     except git.GitError as exc:
+        if exc.code == -signal.SIGXFSZ:
+            raise disk_error(where, "a file would grow over the limit") from exc
         if any(sign in exc.stderr for sign in ("No space left", "Disk quota", "File too large", "Read-only file")):
             raise disk_error(where, exc.stderr.splitlines()[-1]) from exc
         raise

@@ -57,6 +57,8 @@ def _report(name: str, what: str, check: Callable[[], list[str]]) -> int:
         if exc.code == Exit.UNREACHABLE:
             raise
         found = [str(exc)]
+    except git.GitError as exc:
+        found = [str(exc)]
     for line in found:
         error(f"{name}: {line}")
     if not found:
@@ -79,7 +81,8 @@ def check_cache(project: Project, upstream: Upstream) -> list[str]:
         git.run(repo, "fsck", "--full", "--no-dangling", "--no-progress")
     except git.GitError as exc:
         reason = next((line for line in exc.stderr.splitlines() if line.strip()), "fsck failed")
-        return [f"the cached base is damaged: {reason} (remove {repo} and run `python -m scripts fetch`)"]
+        action = f"remove {repo} and run `python -m scripts fetch`"
+        return [f"the cached base of `{upstream.name}` is damaged: {reason} ({action})"]
     return []
 
 

@@ -257,7 +257,8 @@ _PARTIAL = """\
 @case(
     (
         "applying.py",
-        '    commits = [apply_patch(state, p, f"{where}/patches/{stack.upstream}/{p.name}.patch") for p in stack.patches]\n',
+        '    commits = [apply_patch(state, p, f"{where}/patches/{stack.upstream}/{p.name}.patch")'
+        " for p in stack.patches]\n",
         _PARTIAL,
     )
 )

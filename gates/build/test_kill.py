@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 at random points of fetch, apply, export and rebase: old state or new state, and the next run succeeds."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gates.build.demo import Demo, Tool, git, weakened
+from gates.build.sdists import make_sdist_demo
+
+POINTS = 10
+SEED = 20261129
+
+
+def duration(demo: Demo, tool: Tool, *words: str) -> float:
+    """Seconds one whole run takes in a process of its own."""
+    start = time.monotonic()
+    subprocess.run(
+        tool.command(demo, *words), cwd=tool.folder, env=tool.environment(demo), check=True, capture_output=True
+    )
+    return time.monotonic() - start
+
+
+def run_and_kill(demo: Demo, tool: Tool, after: float, *words: str) -> bool:
+    """Start a run and kill its whole process group after some seconds; returns whether it was still alive."""
+    process = subprocess.Popen(
+        tool.command(demo, *words),
+        cwd=tool.folder,
+        env=tool.environment(demo),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        process.wait(after)
+        return False
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return True
+
+
+def moments(whole: float) -> list[float]:
+    """Points in time, more of them late in the run, where the writing is."""
+    chance = random.Random(SEED)
+    return [whole * (0.15 + 0.95 * chance.random() ** 0.7) for _ in range(POINTS)]
+
+
+def test_fetch(tmp_path: Path, tool: Tool) -> None:
+    killed = 0
+    extra = {f"demo/m{n}.py": os.urandom(2000) for n in range(200)}
+    demo, _ = make_sdist_demo(tmp_path, extra=extra)
+    for moment in moments(duration(demo, tool, "fetch")):
+        shutil.rmtree(demo.cache, ignore_errors=True)
+        killed += run_and_kill(demo, tool, moment, "fetch")
+        for entry in (demo.cache / "base").glob("*.git") if (demo.cache / "base").exists() else []:
+            git(entry, "fsck", "--full")
+            git(entry, "rev-parse", "--verify", "refs/heads/base^{tree}")
+        tool.ok(demo, "fetch")
+        tool.ok(demo, "lock")
+    assert killed >= 3, "most runs were killed while at work"
+
+
+def test_trees(demo: Demo, tool: Tool) -> None:
+    files = demo.files()
+    series = (demo.patches / "series").read_text()
+    killed = 0
+    for number, moment in enumerate(moments(duration(demo, tool, "trees", "--force"))):
+        (demo.patches / "series").write_text(f"# {number}\n{series}")
+        killed += run_and_kill(demo, tool, moment, "trees")
+        assert demo.files() == files, "the tree is whole, the old one or the new one"
+        tool.ok(demo, "trees")
+        assert demo.files() == files
+    assert killed >= 3
+
+
+def test_export(demo: Demo, tool: Tool) -> None:
+    """After any kill: all files old or, once the next run has begun, all files new."""
+    killed = 0
+    whole = duration(demo, tool, "export") * 1.3
+    for number, moment in enumerate(moments(whole)):
+        old = demo.snapshot()
+        word = f"hook round {number}\n".encode()
+        demo.change(
+            {**demo.edit("b.txt", b"three\n", word + b"three\n"), "own/round.txt": word, f"own/r{number}.txt": word},
+            f"Round {number}",
+        )
+        killed += run_and_kill(demo, tool, moment, "export")
+        tool.run(demo, "status")  # any verb finishes what was committed before the kill
+        assert demo.snapshot() == old or f"round-{number}.patch" in (demo.patches / "series").read_text()
+        if demo.snapshot() != old:
+            assert (demo.overlay / f"own/r{number}.txt").read_bytes() == word
+        tool.ok(demo, "export")
+        assert (demo.patches / f"round-{number}.patch").exists()
+        assert "unchanged" in tool.ok(demo, "trees")
+    assert killed >= 3
+    tool.ok(demo, "lock")
+    tool.ok(demo, "verify")
+
+
+def test_rebase(demo: Demo, tool: Tool, demo_maker: Callable[..., Demo]) -> None:
+    """After any kill: either everything is at the old base or everything at the new one."""
+    killed = 0
+    spare = demo_maker()
+    text = (spare.upstream / "a.txt").read_bytes()
+    (spare.upstream / "a.txt").write_bytes(b"line 0\n" + text)
+    spare.commit_upstream("next")
+    whole = duration(spare, tool, "rebase", "--upstream", "demo", "--to", "main", "--accept")
+    for number, moment in enumerate(moments(whole)):
+        old = demo.snapshot()
+        content = (demo.upstream / "a.txt").read_bytes()
+        (demo.upstream / "a.txt").write_bytes(b"round %d\n" % number + content)
+        commit = demo.commit_upstream(f"round {number}")
+        killed += run_and_kill(demo, tool, moment, "rebase", "--upstream", "demo", "--to", commit, "--accept")
+        tool.run(demo, "status")
+        now = demo.snapshot()
+        if now != old:
+            assert commit in (demo.root / "upstream.lock").read_text()
+            tool.ok(demo, "lock", "--check")
+        else:
+            result = tool.run(demo, "rebase", "--upstream", "demo", "--to", commit, "--accept")
+            if result.code == 6:
+                assert "under way" in result.err
+                tool.ok(demo, "rebase", "--upstream", "demo", "--continue")
+            else:
+                assert result.code == 0, result.err
+        tool.ok(demo, "trees")
+    assert killed >= 3
+    tool.ok(demo, "verify")
+
+
+def test_journal_is_carried_out(demo: Demo, tmp_path: Path, tool: Tool) -> None:
+    """A run that dies between two replaced files is finished by the next one; without recovery it would not be."""
+    crash = (
+        "transaction.py",
+        "            os.replace(staged, target)\n",
+        "            os.replace(staged, target)\n            os.kill(os.getpid(), 9)\n",
+    )
+    demo.change({**demo.edit("b.txt", b"two\n", b"2\n"), "own/x.txt": b"x\n"}, "Two files")
+    dying = weakened(tmp_path / "dying", crash)
+    assert dying.run(demo, "export").code == -signal.SIGKILL
+    assert (demo.patches / "two-files.patch").exists()
+    assert not (demo.overlay / "own/x.txt").exists(), "stopped half way"
+    forgetful = weakened(tmp_path / "forgetful", ("transaction.py", "    if pending.exists():\n", "    if False:\n"))
+    forgetful.run(demo, "status")
+    assert not (demo.overlay / "own/x.txt").exists(), "control: without recovery the half stays"
+    tool.run(demo, "status")
+    assert (demo.overlay / "own/x.txt").read_bytes() == b"x\n"
+    assert "two-files.patch" in (demo.patches / "series").read_text()
+    tool.ok(demo, "export")
+    tool.ok(demo, "lock")
+    tool.ok(demo, "verify")
+
+
+@pytest.mark.parametrize("verb", ["trees", "export"])
+def test_two_runs_at_once(demo: Demo, tool: Tool, verb: str) -> None:
+    (demo.patches / "series").write_text("# x\n" + (demo.patches / "series").read_text())
+    if verb == "export":
+        tool.ok(demo, "trees")
+        demo.change(demo.edit("b.txt", b"two\n", b"2\n"), "New")
+    runs = [
+        subprocess.Popen(
+            tool.command(demo, verb),
+            cwd=tool.folder,
+            env=tool.environment(demo),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    said = [run.communicate(timeout=120)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], said
+    tool.ok(demo, "lock")
+    tool.ok(demo, "verify")
