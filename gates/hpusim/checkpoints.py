@@ -103,7 +103,7 @@ def _draw(model: Any, seed: int) -> None:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if "embed_tokens" in name:
-            value = noise
+            value = noise * (1.2 / parameter.shape[-1] ** 0.5 if model.config.tie_word_embeddings else 1.0)
         elif parameter.dim() >= 2:
             # fused expert tensors [experts, in, out] of some models: either way the larger fan keeps the scale sane
             value = noise / parameter.shape[-1] ** 0.5

@@ -37,9 +37,16 @@ def _sampling(values: dict[str, Any]) -> Any:
     return SamplingParams(**values)
 
 
+def _call(target: str, *arguments: Any) -> Any:
+    module, function = target.split(":")
+    return getattr(importlib.import_module(module), function)(*arguments)
+
+
 def main(job_path: str, answer_path: str) -> None:
     with open(job_path) as file:
         job = json.load(file)
+    if job.get("prepare"):
+        _call(job["prepare"])
     from vllm import LLM
 
     start = time.perf_counter()
@@ -53,8 +60,7 @@ def main(job_path: str, answer_path: str) -> None:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         answer["batches"].append({"seconds": time.perf_counter() - begin, "outputs": [_answer(o) for o in outputs]})
     if job.get("call"):
-        module, function = job["call"].split(":")
-        answer["call"] = getattr(importlib.import_module(module), function)(llm)
+        answer["call"] = _call(job["call"], llm)
     with open(answer_path, "w") as file:
         json.dump(answer, file)
     llm.llm_engine.engine_core.shutdown()

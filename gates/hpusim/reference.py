@@ -4,7 +4,8 @@
     verdicts = judge([(checkpoint, prompts, outputs), ...])      # a process of its own, without the emulation
 
 For each generated token: does it equal the reference's argmax, and if not, how far below the best logit does it lie
-(the gap)? The reference runs in bf16 and in fp32 and the smaller gap counts: where rounding decides, either choice is right.
+(the gap)? The reference runs in bf16 and in fp32 and the smaller gap counts: where rounding decides, either choice is
+right.
 """
 
 from __future__ import annotations

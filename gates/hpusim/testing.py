@@ -91,12 +91,14 @@ def run_engine(
     timeout: float = 600,
     env: dict[str, str] | None = None,
     call: str | None = None,
+    prepare: str | None = None,
     **engine: Any,
 ) -> Run:
     """Run `LLM(model, **engine)` over `batches` in a fresh process.
 
     Args:
         batches: each `{"prompts": [text or token ids], "sampling": SamplingParams fields or one dict per prompt}`.
+        prepare: `module:function` called without arguments before the engine is built (in this process only).
         call: `module:function`, called with the LLM after the batches; its JSON-able result is `answer["call"]`.
 
     Raises:
@@ -105,7 +107,9 @@ def run_engine(
     arguments = {"model": str(model), **ENGINE, **MODES[mode][1], **engine}
     with tempfile.TemporaryDirectory(prefix="hpusim-") as name:
         folder = Path(name)
-        (folder / "job.json").write_text(json.dumps({"engine": arguments, "batches": batches, "call": call}))
+        (folder / "job.json").write_text(
+            json.dumps({"engine": arguments, "batches": batches, "call": call, "prepare": prepare})
+        )
         command = [
             sys.executable,
             "-m",

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run vllm-gaudi's own unit tests, read from its source tree, on the emulated Gaudi and list the results.
+
+    python -m gates.hpusim.upstream_tests SOURCE [--write docs/upstream-unit-tests.md] [--only worker/test_x.py]
+
+Each file runs in a process of its own with a time limit. Every test that does not pass must be explained: either by a
+word of its error (`CAUSES`), or by the file (`FILES`). Exit code 1 when one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gates.hpusim import testing
+
+FOLDER = Path("tests/unit_tests")
+TIMEOUT = 240  # seconds a file
+
+# Text in the failure -> why it is not a fault of the emulation, the plug-in or this project.
+CAUSES: tuple[tuple[str, str], ...] = (
+    ("Can't load the configuration of", "needs a model from the Hugging Face hub, which tests must not reach"),
+    ("offline mode is enabled", "needs a model from the Hugging Face hub, which tests must not reach"),
+    ("LocalEntryNotFoundError", "needs a model from the Hugging Face hub, which tests must not reach"),
+    (
+        "couldn't connect to 'https://huggingface.co'",
+        "needs a model from the Hugging Face hub, which tests must not reach",
+    ),
+    ("Repo id must be", "needs a model from the Hugging Face hub, which tests must not reach"),
+    (
+        "FileNotFoundError: [Errno 2] No such file or directory: '/mnt",
+        "needs weights from a path of upstream's CI machines",
+    ),
+)
+FILES: dict[str, str] = {}
+
+
+@dataclass
+class FileResult:
+    """Counts of one test file; `unexplained` holds test names with the end of their error."""
+
+    name: str
+    counts: Counter[str] = field(default_factory=Counter)
+    explained: Counter[str] = field(default_factory=Counter)
+    unexplained: list[tuple[str, str]] = field(default_factory=list)
+
+
+def explain(file: str, text: str) -> str | None:
+    """Why a failure is expected, None when nobody has looked at it yet."""
+    for word, cause in CAUSES:
+        if word in text:
+            return cause
+    return FILES.get(file)
+
+
+def read_report(name: str, report: Path) -> FileResult:
+    """Results of one file from its JUnit report."""
+    result = FileResult(name)
+    for case in ET.parse(report).getroot().iter("testcase"):
+        problem = next((child for child in case if child.tag in ("failure", "error")), None)
+        if problem is None:
+            skipped = any(child.tag == "skipped" for child in case)
+            result.counts["skipped" if skipped else "passed"] += 1
+            continue
+        result.counts["failed"] += 1
+        text = f"{problem.get('message') or ''}\n{problem.text or ''}"
+        cause = explain(name, text)
+        if cause is None:
+            last = re.sub(r"\s+", " ", (problem.get("message") or "").strip())[:200]
+            result.unexplained.append((str(case.get("name")), last))
+        else:
+            result.explained[cause] += 1
+    return result
+
+
+def run_file(source: Path, name: str, timeout: float = TIMEOUT) -> FileResult:
+    """Run one test file below tests/unit_tests."""
+    with tempfile.TemporaryDirectory(prefix="hpusim-") as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", str(FOLDER / name), "-q", "-p", "no:cacheprovider", "--maxfail=1000"]
+        command += [f"--junitxml={report}", f"--timeout={timeout / 2:g}", "-o", "junit_logging=no"]
+        env = testing.environment("lazy_eager", HPUSIM_HW="gaudi3")
+        done: int | str
+        try:
+            done = subprocess.run(
+                command,
+                cwd=source,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=timeout,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            done = f"stopped after {timeout:g} s"
+        if report.exists():
+            return read_report(name, report)
+        result = FileResult(name)
+        result.counts["not run"] += 1
+        cause = explain(name, str(done))
+        if cause is None:
+            result.unexplained.append(("(file)", f"no report: {done}"))
+        else:
+            result.explained[cause] += 1
+        return result
+
+
+def render(results: list[FileResult], revision: str) -> str:
+    """The document."""
+    total: Counter[str] = Counter()
+    for result in results:
+        total.update(result.counts)
+    lines = [
+        "# vllm-gaudi's unit tests on the emulated Gaudi",
+        "",
+        f"Source {revision}, Gaudi 3 personality (upstream's golden outputs are of that card), lazy mode, "
+        "pure-Python lane, no network. Made by `python -m gates.hpusim.upstream_tests SOURCE --write`.",
+        "",
+        f"In all: {', '.join(f'{count} {name}' for name, count in sorted(total.items()))}.",
+        "",
+        "| file | passed | failed | skipped | why not |",
+        "|---|---|---|---|---|",
+    ]
+    for result in results:
+        why = [f"{count} x {cause}" for cause, count in result.explained.items()]
+        why += [f"`{name}`: UNEXPLAINED {text}" for name, text in result.unexplained]
+        failed = result.counts["failed"] + result.counts["not run"]
+        lines.append(
+            f"| {result.name} | {result.counts['passed']} | {failed} | {result.counts['skipped']} | {'; '.join(why)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gates.hpusim.upstream_tests")
+    parser.add_argument("source", type=Path, help="a vllm-gaudi source tree")
+    parser.add_argument("--only", action="append", default=[], help="test file below tests/unit_tests; repeatable")
+    parser.add_argument("--write", type=Path, help="where to write the list")
+    parser.add_argument("--revision", default="b059f9c9", help="what the document calls the source")
+    options = parser.parse_args(arguments)
+    folder = options.source / FOLDER
+    if not folder.is_dir():
+        print(f"{folder} does not exist: pass the root of a vllm-gaudi source tree", file=sys.stderr)
+        return 2
+    names = options.only or sorted(str(path.relative_to(folder)) for path in folder.rglob("test_*.py"))
+    results = []
+    for name in names:
+        result = run_file(options.source.resolve(), name)
+        results.append(result)
+        print(f"{name}: {dict(result.counts)}, {len(result.unexplained)} unexplained", flush=True)
+        for test, text in result.unexplained:
+            print(f"    {test}: {text}", flush=True)
+    if options.write:
+        options.write.write_text(render(results, options.revision))
+    return 1 if any(result.unexplained for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
