@@ -11,16 +11,15 @@ ARG WHEELS=context
 
 FROM ${BASE_IMAGE} AS base
 
-FROM base AS wheels-context
-COPY dist/ /wheels/
-
-FROM base AS wheels-build
+FROM base AS wheels
+ARG WHEELS
 COPY . /src
 WORKDIR /src
-RUN VLLM_GAUDI_FRONTIER_BUILD_TORCH=system make wheels PYTHON=python3 && cp -r dist /wheels
-
-# hadolint ignore=DL3006
-FROM wheels-${WHEELS} AS wheels
+RUN if [ "${WHEELS}" = build ]; then \
+        rm -rf dist && VLLM_GAUDI_FRONTIER_BUILD_TORCH=system make wheels PYTHON=python3; \
+    elif [ ! -f dist/wheels.json ]; then \
+        echo "no dist/ in the build context: run 'make wheels' first, or build with --build-arg WHEELS=build" >&2; exit 1; \
+    fi
 
 FROM base AS image
 ARG VERSION
@@ -38,7 +37,7 @@ ARG PIP_FIND_LINKS
 
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 COPY requirements/image.txt scripts/image_check.py /opt/frontier/
-COPY --from=wheels /wheels/ /opt/frontier/wheels/
+COPY --from=wheels /src/dist/ /opt/frontier/wheels/
 RUN python3 /opt/frontier/image_check.py constraints --record /opt/frontier/wheels/distribution.json \
         --requirements /opt/frontier/image.txt --keep "${KEEP}" > /opt/frontier/constraints.txt && \
     python3 -m venv --system-site-packages --without-pip /opt/frontier/venv && \

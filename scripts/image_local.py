@@ -93,7 +93,8 @@ class Store:
         words += image.build_arguments(project)
         words += ["--volume", f"{wheelhouse}:/wheelhouse:ro", "--isolation", "chroot"]
         options = ["--format", "docker", "--layers=false", "--pull-never", "--tag", tag]
-        self.call("build", *options, *words, str(project.root), what="building the Dockerfile")
+        said = self.call("build", *options, *words, str(project.root), what="building the Dockerfile")
+        note("\n".join(line for line in said.splitlines() if "STEP" in line))
         return tag
 
     def container(self, tag: str) -> Container:

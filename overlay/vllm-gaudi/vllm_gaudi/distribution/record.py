@@ -43,14 +43,15 @@ def pair() -> dict[str, Any]:
     hashes = {package: record.get("lock_hash") for package, record in records.items()}
     if len(set(hashes.values())) != 1:
         found = ", ".join(f"{package} {str(value)[:12]}" for package, value in hashes.items())
-        raise RecordError(f"the installed wheels come from different locks ({found}); install both from one `make wheels`")
+        raise RecordError(f"the installed wheels come from different locks ({found}); install both from one build")
     return records["vllm_gaudi"]
 
 
 def summary(record: dict[str, Any]) -> str:
     """One line for a log."""
     parts = [f"{item['name']} {item['version']} + {len(item['patches'])} patches" for item in record["upstreams"]]
-    return f"{record['name']} {record['version']} (lock {record['lock_hash'][:12]}; {'; '.join(parts)}). Built with Muse Spark Open."
+    built_from = f"lock {record['lock_hash'][:12]}; {'; '.join(parts)}"
+    return f"{record['name']} {record['version']} ({built_from}). Built with Muse Spark Open."
 
 
 def log_once() -> None:
