@@ -7,7 +7,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from scripts import git, image_local, lockfile, record, wheels
 from scripts.console import data, note, warn
@@ -71,8 +70,3 @@ def build_arguments(project: Project) -> list[str]:
         revision = "unknown"
     values = {"VERSION": record.version(lock), "LOCK_HASH": lock.hash, "REVISION": revision}
     return [word for key, value in values.items() for word in ("--build-arg", f"{key}={value}")]
-
-
-def dockerfile(project: Project) -> Path:
-    """The file that is built."""
-    return project.root / "Dockerfile"
