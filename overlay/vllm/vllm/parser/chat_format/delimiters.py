@@ -12,7 +12,7 @@ from vllm.parser.chat_format import patterns
 
 # A regex delimiter longer than this is not a delimiter: the bound keeps the cost of a stream linear when a pattern such
 # as `to=.+?<...>` starts matching and never ends. Real headers are below 200 characters.
-MAX_REGEX_DELIMITER = 1024
+MAX_REGEX_DELIMITER = 512
 
 
 class ResponseTemplateError(ValueError):

@@ -14,7 +14,7 @@ from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
 
 # Kept before the reading position, for lookbehinds and so that `^` matches only at the true start.
 _CONTEXT = 64
-_TRIM_AT = 4096
+_TRIM_AT = 1024
 _SPAN = 2 * MAX_REGEX_DELIMITER
 
 
@@ -81,7 +81,8 @@ def _search(delimiter: Delimiter, text: str, start: int, final: bool) -> regex.M
     pattern, edge = delimiter.pattern, len(text)
     if delimiter.literals:
         return pattern.search(text, start, partial=not final)
-    # A regex is searched in spans, so that one which starts and never ends costs a span and not the rest of the text.
+    # A regex is searched in spans, so that one which starts and never ends costs a span and not the rest of the text. The
+    # span of a match that is too long is skipped whole.
     while True:
         limit = min(edge, start + _SPAN)
         match = pattern.search(text, start, limit, partial=not final or limit < edge)
@@ -92,8 +93,8 @@ def _search(delimiter: Delimiter, text: str, start: int, final: bool) -> regex.M
             continue
         begin, end = match.span()
         if limit < edge and end == limit:
-            start = begin if begin > start else start + 1
+            start = begin if begin > start else start + MAX_REGEX_DELIMITER
         elif delimiter.too_long(begin, end):
-            start = begin + 1
+            start = begin + MAX_REGEX_DELIMITER
         else:
             return match

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import regex
-from vllm.parser.chat_format.delimiters import Delimiter
+from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
 from vllm.parser.chat_format.patterns import expand, split_group
 
 _LAZY_ANYTHING = (".*?", r"[\s\S]*?", r"[\S\s]*?", r"(?s:.*?)")
@@ -88,5 +88,5 @@ def _bounded_search(delimiter: Delimiter, text: str, position: int) -> regex.Mat
     while (match := delimiter.pattern.search(text, position)) is not None:
         if not delimiter.too_long(match.start(), match.end()):
             return match
-        position = match.start() + 1
+        position = match.start() + MAX_REGEX_DELIMITER
     return None
