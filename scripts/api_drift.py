@@ -37,12 +37,12 @@ class Pair:
 
 
 def find_drift(pair: Pair, files: dict[str, bytes]) -> list[Drift]:
-    """All findings in those of the consumer's `files` (path -> source) that mention the package, ascending."""
+    """All findings in those of the consumer's `files` (path -> source) that mention the package or lie in it, ascending."""
     found: set[Drift] = set()
     trees = {}
     mention = re.compile(rb"\b%s\b" % pair.package.encode())
     for path, source in files.items():
-        if not mention.search(source):
+        if not mention.search(source) and not _module(path).startswith(pair.package + "."):
             continue
         try:
             trees[path] = ast.parse(source)

@@ -35,11 +35,11 @@ def subject(project: Project, upstream: Upstream) -> lint_rules.Subject:
 def check(found: lint_rules.Subject) -> tuple[list[str], list[str]]:
     """(findings, skipped rules) as lines of text."""
     findings, skipped = [], []
-    for name, rule in lint_rules.RULES.items():
+    for name in lint_rules.RULES:
         try:
-            findings += [f"{f.where}: {name}: {f.what}; {f.action}" for f in rule(found)]
+            findings += [f"{f.where}: {name}: {f.what}; {f.action}" for f in lint_rules.judge(name, found)]
         except lint_rules.Skip as exc:
-            skipped.append(f"{name}: SKIP, {exc}")
+            skipped.append(f"{name} ({exc})")
     return findings, skipped
 
 
@@ -51,8 +51,9 @@ def run(project: Project, args: argparse.Namespace) -> int:
         findings, skipped = check(subject(project, lock.get(name)))
         for line in findings:
             error(line)
-        for line in skipped:
-            data(f"{name} {line}")
         bad += len(findings)
-        data(f"{name} {len(lint_rules.RULES) - len(skipped)} rules, {len(findings)} findings")
+        judged = len(lint_rules.RULES) - len(skipped)
+        data(f"{name} {judged} rules judged, {len(findings)} findings, {len(skipped)} skipped")
+        for line in skipped:
+            data(f"  SKIP {line}")
     return Exit.CHECK_FAILED if bad else Exit.OK

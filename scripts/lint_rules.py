@@ -279,20 +279,45 @@ def guard_problem(root: Path, node: str) -> str | None:
     return None
 
 
-RULES: dict[str, Rule] = {
-    "series-missing": series_missing,
-    "series-unused": series_unused,
-    "series-duplicate": series_duplicate,
-    "subject-duplicate": subject_duplicate,
-    "header-form": header_form,
-    "header-fields": header_fields,
-    "header-values": header_values,
-    "patch-form": patch_form,
-    "context": context,
-    "heading": heading,
-    "path": path,
-    "new-file": new_file,
-    "hook-size": hook_size,
-    "overlay-shadow": overlay_shadow,
-    "guard": guard,
+# Rule -> (its check, what there must be for it to judge at all).
+RULES: dict[str, tuple[Rule, str]] = {
+    "series-missing": (series_missing, "series"),
+    "series-unused": (series_unused, "patches"),
+    "series-duplicate": (series_duplicate, "series"),
+    "subject-duplicate": (subject_duplicate, "headers"),
+    "header-form": (header_form, "patches"),
+    "header-fields": (header_fields, "headers"),
+    "header-values": (header_values, "headers"),
+    "patch-form": (patch_form, "patches"),
+    "context": (context, "patches"),
+    "heading": (heading, "patches"),
+    "path": (path, "paths"),
+    "new-file": (new_file, "changes"),
+    "hook-size": (hook_size, "changes"),
+    "overlay-shadow": (overlay_shadow, "overlay"),
+    "guard": (guard, "headers"),
 }
+_ABSENT = {
+    "series": "the series is empty",
+    "patches": "there are no patches",
+    "headers": "no patch has a readable header",
+    "changes": "no patch has a readable diff",
+    "overlay": "the overlay is empty",
+    "paths": "there is neither a readable diff nor an overlay",
+}
+
+
+def judge(name: str, subject: Subject) -> list[Finding]:
+    """Findings of one rule. Raises Skip when there is nothing it applies to, or it cannot judge."""
+    rule, needs = RULES[name]
+    there = {
+        "series": bool(subject.listed()),
+        "patches": bool(subject.patches),
+        "headers": any(True for _ in subject.headers()),
+        "changes": any(True for _ in subject.changes()),
+        "overlay": bool(subject.overlay),
+    }
+    there["paths"] = there["changes"] or there["overlay"]
+    if not there[needs]:
+        raise Skip(_ABSENT[needs])
+    return list(rule(subject))

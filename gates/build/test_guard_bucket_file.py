@@ -29,7 +29,7 @@ BAD = [
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def reader(monkeypatch: pytest.MonkeyPatch, real_trees: Path) -> ModuleType:
     upstream_module.bare_package(monkeypatch, upstream_module.tree())
     upstream_module.stub(monkeypatch, "vllm_gaudi.extension.runtime", get_config=lambda: None)
     return upstream_module.load("vllm_gaudi.extension.bucketing.file_strategy")

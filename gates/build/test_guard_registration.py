@@ -22,7 +22,7 @@ def entry_points(tree: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[
     return seen["entry_points"]
 
 
-def test_entry_point_reaches_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_point_reaches_the_distribution(monkeypatch: pytest.MonkeyPatch, real_trees: Path) -> None:
     tree = upstream_module.tree()
     plugins = dict(
         line.replace(" ", "").split("=", 1) for line in entry_points(tree, monkeypatch)["vllm.general_plugins"]

@@ -79,6 +79,7 @@ def run_block(code: CodeType, decodes: list[str], prompts: list[str]) -> list[tu
 @pytest.mark.parametrize(
     ("decodes", "prompts"), [(["d0", "d1"], ["p0"]), (["d0"], ["p0", "p1", "p2"]), (["d0", "d1", "d2"], ["p0", "p1"])]
 )
+@pytest.mark.usefixtures("real_trees")
 def test_settings_follow_the_rows_of_the_logits(decodes: list[str], prompts: list[str]) -> None:
     pairs = run_block(structured_block(upstream_module.tree()), decodes, prompts)
     assert len(pairs) == len(decodes) + len(prompts)
@@ -86,6 +87,7 @@ def test_settings_follow_the_rows_of_the_logits(decodes: list[str], prompts: lis
 
 
 @pytest.mark.parametrize(("decodes", "prompts"), [(["d0", "d1"], []), ([], ["p0", "p1"])])
+@pytest.mark.usefixtures("real_trees")
 def test_unmixed_steps_were_right_all_along(decodes: list[str], prompts: list[str]) -> None:
     pairs = run_block(structured_block(upstream_module.tree()), decodes, prompts)
     assert all(owner == settings for owner, settings in pairs)

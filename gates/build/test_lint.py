@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every lint rule on its .pass, .fail and .skip fixture, and cases beyond them.
+
+A fixture is a small project in one file: `== path` begins a file, `== base` lists what upstream has.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from gates.build.demo import Demo, Tool, write
+from scripts import lint_rules, stack
+
+FIXTURES = Path(__file__).parent / "fixtures" / "lint"
+
+
+def subject_of(text: str, folder: Path) -> lint_rules.Subject:
+    """Unpack a fixture into `folder` and make what the rules look at."""
+    files: dict[str, str] = {}
+    for part in text.split("== ")[1:]:
+        name, _, content = part.partition("\n")
+        files[name] = content
+    base = None
+    if "base" in files:
+        rows = (line.split(" ", 1) for line in files.pop("base").splitlines())
+        base = {name.encode(): (mode, "0" * 40) for mode, name in rows}
+    for name, content in files.items():
+        write(folder / name, content.encode())
+    prefix = "patches/demo/"
+    patches = {
+        n[len(prefix) :]: c.encode() for n, c in files.items() if n.startswith(prefix) and n != prefix + "series"
+    }
+    overlay = stack.read_overlay(folder / "overlay/demo")
+    today = datetime.date(2026, 6, 1)
+    return lint_rules.Subject("demo", files.get(prefix + "series", ""), patches, overlay, base, folder, today)
+
+
+def fixture(rule: str, kind: str, folder: Path) -> lint_rules.Subject:
+    return subject_of((FIXTURES / f"{rule}.{kind}").read_text(), folder)
+
+
+def test_every_rule_has_its_three_fixtures() -> None:
+    names = {p.name for p in FIXTURES.iterdir()}
+    assert names == {f"{rule}.{kind}" for rule in lint_rules.RULES for kind in ("pass", "fail", "skip")}
+
+
+@pytest.mark.parametrize("rule", list(lint_rules.RULES))
+def test_pass(rule: str, tmp_path: Path) -> None:
+    assert lint_rules.judge(rule, fixture(rule, "pass", tmp_path)) == []
+
+
+@pytest.mark.parametrize("rule", list(lint_rules.RULES))
+def test_fail(rule: str, tmp_path: Path) -> None:
+    found = lint_rules.judge(rule, fixture(rule, "fail", tmp_path))
+    assert found
+    for finding in found:
+        assert finding.where.startswith(("patches/demo/", "overlay/demo")), "the place is named"
+        assert finding.what
+        assert finding.action
+
+
+@pytest.mark.parametrize("rule", list(lint_rules.RULES))
+def test_skip(rule: str, tmp_path: Path) -> None:
+    with pytest.raises(lint_rules.Skip):
+        lint_rules.judge(rule, fixture(rule, "skip", tmp_path))
+
+
+@pytest.mark.parametrize("rule", list(lint_rules.RULES))
+def test_fail_fixture_breaks_one_rule_only(rule: str, tmp_path: Path) -> None:
+    subject = fixture(rule, "fail", tmp_path)
+    for other in set(lint_rules.RULES) - {rule}:
+        try:
+            found = lint_rules.judge(other, subject)
+        except lint_rules.Skip:
+            continue
+        # A header that cannot be read has no fields either; a listed patch that is twice there is still one file.
+        assert not found, (other, found)
+
+
+def values(folder: Path, old: str, new: str) -> list[str]:
+    text = (FIXTURES / "header-values.pass").read_text()
+    assert old in text
+    return [f.what for f in lint_rules.judge("header-values", subject_of(text.replace(old, new), folder))]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "count"),
+    [
+        ("Origin: vendor", "Origin: backport, https://example.org/c", 0),
+        ("Origin: vendor", "Origin: somewhere", 1),
+        ("https://example.org/1", "not-needed", 0),
+        ("https://example.org/1", "http://example.org/1", 1),
+        ("https://example.org/1", "docs/upstream/absent.md", 1),
+        ("2026-01-02", "2026-02-30", 1),
+        ("2026-01-02", "02.01.2026", 1),
+        ("2026-01-02", "2026-07-01", 1),
+    ],
+)
+def test_header_values(tmp_path: Path, old: str, new: str, count: int) -> None:
+    assert len(values(tmp_path, old, new)) == count
+
+
+def test_forwarded_to_a_text_in_docs(tmp_path: Path) -> None:
+    write(tmp_path / "docs/upstream/hook.md", b"text\n")
+    assert values(tmp_path, "https://example.org/1", "docs/upstream/hook.md") == []
+
+
+@pytest.mark.parametrize(
+    ("node", "problem"),
+    [
+        ("gates/test_a.py", "is not gates/.../file.py::test"),
+        ("tests/test_a.py::test_hook", "is not gates/.../file.py::test"),
+        ("gates/../outside.py::test_hook", "the file does not exist"),
+        ("gates/test_b.py::test_hook", "the file does not exist"),
+        ("gates/test_a.py::TestX::test_z", "`test_z` is not defined there"),
+    ],
+)
+def test_guard_names(tmp_path: Path, node: str, problem: str) -> None:
+    fixture("guard", "pass", tmp_path)
+    write(tmp_path / "outside.py", b"def test_hook():\n    pass\n")
+    assert lint_rules.guard_problem(tmp_path, node) == problem
+
+
+def test_lint_reports_all_findings_at_once(demo: Demo, tool: Tool) -> None:
+    tool.ok(demo, "lint")
+    write(demo.patches / "stray.patch", b"not a patch\n")
+    write(demo.overlay / "b.txt", b"shadow\n")
+    path = demo.patches / "five.patch"
+    path.write_text(path.read_text().replace("Forwarded: no", "Forwarded: perhaps"))
+    error = tool.refused(demo, "lint", code=1)
+    for rule in ("series-unused", "header-form", "overlay-shadow", "header-values"):
+        assert f": {rule}: " in error
+
+
+def test_lint_without_cache_skips_what_needs_it(demo: Demo, tool: Tool) -> None:
+    import shutil
+
+    shutil.rmtree(demo.cache)
+    out = tool.ok(demo, "lint")
+    assert "SKIP overlay-shadow (the upstream source is not in the cache)" in out
