@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A share of the machine for running decodes while a long prompt reads in.
+
+A chunk of a long prompt takes tens of decode steps, so a decode that shares every step with one runs at a few
+percent of its speed. Here chunks owe time: a step with a long chunk adds what it took beyond a decode step to a
+debt, decode steps pay it off at (1 - s) / s of their time, and long prompts wait while debt remains. Over a
+cycle the decodes then run at the share s of their solo speed; a chunk of duration T is followed by at most
+T * s / (1 - s) of decode-only steps, so the prompt cannot starve. Short prompts are never held back, and
+nothing waits when nothing decodes.
+
+The duty cycle is by the wall clock: step times change with batch, context and model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_gaudi.runtime import gates, settings
+
+_SMOOTHING = 0.2  # weight of the newest step in the moving averages
+_OUTLIER = 4.0  # a step that took more than this many times the expected is a hiccup (compilation), not a cost
+
+
+@dataclass
+class _Step:
+    """What a scheduled step computes: whether rows decode, and tokens of long prompts."""
+
+    decodes: bool
+    long_tokens: int
+    other_tokens: int
+    charged: float
+
+
+class DutyCycle:
+    """Debt of long prompts towards running decodes.
+
+    Args:
+        share: share of their solo speed that decodes keep, below 1.
+        lag: steps that are still running when the next is scheduled (1 under async scheduling, else 0).
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, share: float, lag: int, clock: Callable[[], float] = time.monotonic):
+        self.share = share
+        self.debt = 0.0
+        self.decode_time: float | None = None
+        self.token_time: float | None = None  # of a long chunk, per token
+        self._lag = lag
+        self._clock = clock
+        self._pending: deque[_Step] = deque()
+        self._last: float | None = None
+
+    @property
+    def owes(self) -> bool:
+        """Whether long prompts wait. Steps still running count at their estimate, an unknown one as a full debt."""
+        return self.debt + sum(step.charged for step in self._pending) > 0
+
+    def tick(self) -> None:
+        """A step is about to be scheduled: account for the step that has ended since the last one was."""
+        now = self._clock()
+        last, self._last = self._last, now
+        if last is None or len(self._pending) <= self._lag:
+            return
+        self._account(self._pending.popleft(), now - last)
+
+    def idle(self) -> None:
+        """Nothing was scheduled: time passes, nobody owes."""
+        self._last = None
+        self._pending.clear()
+        self.debt = 0.0
+
+    def scheduled(self, decodes: bool, long_tokens: int, other_tokens: int) -> None:
+        """A step was scheduled."""
+        charged = 0.0
+        if decodes and long_tokens:
+            charged = float("inf") if self.token_time is None else self.token_time * long_tokens
+        self._pending.append(_Step(decodes, long_tokens, other_tokens, charged))
+
+    def _account(self, step: _Step, took: float) -> None:
+        if step.decodes and not step.long_tokens:
+            if not step.other_tokens:
+                self.decode_time = _average(self.decode_time, took)
+            # Debt below zero is kept for one step at most: it only evens out that steps are whole.
+            paid = took * (1 - self.share) / self.share
+            self.debt = max(self.debt - paid, -paid)
+            return
+        if not step.long_tokens:
+            return
+        decode = (self.decode_time or 0.0) if step.decodes else 0.0
+        chunk = max(0.0, took - decode) * step.long_tokens / (step.long_tokens + step.other_tokens)
+        if self.token_time is not None:
+            chunk = min(chunk, _OUTLIER * self.token_time * step.long_tokens)
+        self.token_time = _average(self.token_time, chunk / step.long_tokens)
+        if step.decodes:
+            self.debt += chunk - decode * (1 - self.share) / self.share
+
+
+def _average(old: float | None, new: float) -> float:
+    return new if old is None else old + _SMOOTHING * (new - old)
+
+
+class _Policy:
+    """Holds long prompts of one scheduler back while they owe."""
+
+    def __init__(self, scheduler: Any, share: float, lag: int, clock: Callable[[], float] = time.monotonic):
+        self.cycle = DutyCycle(share, lag, clock)
+        self.threshold = settings.current().prefill_share_tokens
+        self._scheduler = scheduler
+        self._held: list[Any] = []
+        self._order: list[Any] = []
+
+    def is_long(self, request: Any) -> bool:
+        """Whether more than the threshold is left to compute."""
+        return request.num_tokens - request.num_computed_tokens > self.threshold
+
+    def before(self) -> None:
+        scheduler = self._scheduler
+        self.cycle.tick()
+        decodes = any(not r.is_prefill_chunk for r in scheduler.running)
+        if not decodes or not self.cycle.owes:
+            return
+        for request in scheduler.running:
+            if request.is_prefill_chunk and self._is_long_prompt(request):
+                # The scheduler skips a request until this step; the counter advances once per call.
+                request.next_decode_eligible_step = scheduler.current_step + 2
+        self._held = [r for r in scheduler.waiting if self.is_long(r)]
+        if self._held:
+            self._order = list(scheduler.waiting)
+            scheduler.waiting.remove_requests(self._held)
+
+    def _is_long_prompt(self, request: Any) -> bool:
+        # A long prompt stays long to its end: its last chunks are as slow as its first.
+        return request.num_tokens > self.threshold and getattr(request, "_frontier_long", False)
+
+    def after(self, output: Any) -> None:
+        scheduler = self._scheduler
+        if self._held:
+            self._restore()
+        if not output.total_num_scheduled_tokens:
+            if not scheduler.running:
+                self.cycle.idle()
+            return
+        decodes, long_tokens, other = False, 0, 0
+        for req_id, count in output.num_scheduled_tokens.items():
+            request = scheduler.requests[req_id]
+            # Computed tokens were advanced by the count already.
+            if count == 1 and request.num_computed_tokens > request.num_prompt_tokens:
+                decodes = True
+            elif self._mark(request, count):
+                long_tokens += count
+            else:
+                other += count
+        self.cycle.scheduled(decodes, long_tokens, other)
+
+    def _mark(self, request: Any, count: int) -> bool:
+        if request.num_tokens - (request.num_computed_tokens - count) > self.threshold:
+            request._frontier_long = True
+        return getattr(request, "_frontier_long", False)
+
+    def _restore(self) -> None:
+        """Put held prompts back where they stood; requests preempted meanwhile stay in front."""
+        waiting = self._scheduler.waiting
+        known = set(map(id, self._order))
+        still = {id(r) for r in waiting} | {id(r) for r in self._held}
+        order = [r for r in waiting if id(r) not in known] + [r for r in self._order if id(r) in still]
+        waiting.remove_requests(list(waiting))
+        for request in order:
+            waiting.add_request(request)
+        self._held, self._order = [], []
+
+
+def _policy(scheduler: Any) -> _Policy | None:
+    policy = scheduler.__dict__.get("_frontier_prefill_share", False)
+    if policy is False:
+        share = gates.prefill_share(scheduler.vllm_config)
+        lag = 1 if scheduler.scheduler_config.async_scheduling else 0
+        policy = _Policy(scheduler, share, lag) if share < 1 else None
+        scheduler.__dict__["_frontier_prefill_share"] = policy
+    return policy
+
+
+def before_schedule(scheduler: Any) -> None:
+    """Hold long prompts back for this step if they owe; call before the scheduler's own `schedule`."""
+    policy = _policy(scheduler)
+    if policy is not None:
+        policy.before()
+
+
+def after_schedule(scheduler: Any, output: Any) -> None:
+    """Put held prompts back and note what the step computes; call with the scheduler's output."""
+    policy = _policy(scheduler)
+    if policy is not None:
+        policy.after(output)
