@@ -40,6 +40,7 @@ class ToyModel:
         self.cache = np.full((blocks + 1) * block_size, POISON, dtype=np.int64)
         self.block_size = block_size
         self.vocabulary = vocabulary
+        self.forwards = 0
 
     def compute_logits(self, answers: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocabulary]: the answer first, its neighbour second."""
@@ -52,6 +53,7 @@ class ToyModel:
     def forward(self, token_ids: Any, position_ids: Any, metadata: Any, logits_indices: Any, *args: Any,
                 **kwargs: Any) -> tuple:
         rows = self._prefill(token_ids, metadata) if metadata.is_prompt else self._decode(token_ids, metadata)
+        self.forwards += 1
         answers = torch.tensor(rows, device="hpu")
         shape = (token_ids.size(0), -1, 1)
         picked = answers[logits_indices.long()]
@@ -94,18 +96,19 @@ class ToyModel:
 
 @dataclass
 class Track:
-    """One request as the test knows it."""
+    """One request as the test knows it; `window` limits what the model sees of it."""
 
     prompt: list[int]
     max_tokens: int
     structured: bool
+    window: int = 0
     got: list[int] = field(default_factory=list)
 
     def expected(self, vocabulary: int, count: int) -> list[int]:
         """The first `count` tokens the request must return."""
         known, answers = list(self.prompt), []
         for _ in range(count):
-            token = next_token(known, vocabulary)
+            token = next_token(known[-self.window:], vocabulary)
             token = allowed_neighbour(token) if self.structured and token % 2 else token
             answers.append(token)
             known.append(token)
@@ -123,7 +126,7 @@ def vllm_config(checkpoint: Path, **arguments: Any) -> Any:
 class ToyEngine:
     """Scheduler, runner and toy model, stepped as vLLM's engine core does."""
 
-    def __init__(self, config: Any, blocks: int = 24):
+    def __init__(self, config: Any, blocks: int = 24, window: int = 0):
         from vllm.config import set_current_vllm_config
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -156,7 +159,12 @@ class ToyEngine:
         runner.bucketing_manager.generate_prompt_buckets()
         runner.bucketing_manager.generate_decode_buckets()
         self.vocabulary = config.model_config.get_vocab_size()
-        self.toy = ToyModel(blocks, size, self.vocabulary)
+        self.window = window
+        if window:
+            from gates.cpu.runner.window_toy import WindowToy
+            self.toy: ToyModel = WindowToy(blocks, size, self.vocabulary, runner)
+        else:
+            self.toy = ToyModel(blocks, size, self.vocabulary)
         runner.model = self.toy
         runner._execute_model_generic = self.toy.forward
         runner.kv_caches = []
@@ -169,7 +177,7 @@ class ToyEngine:
         from vllm.v1.request import Request
         values = {"temperature": 0, "ignore_eos": True, **sampling}
         params = SamplingParams(max_tokens=max_tokens, **values)
-        self.tracks[name] = Track(prompt, max_tokens, structured)
+        self.tracks[name] = Track(prompt, max_tokens, structured, self.window)
         self.scheduler.add_request(Request(request_id=name, prompt_token_ids=list(prompt), sampling_params=params,
                                            pooling_params=None, block_hasher=self._hasher))
 

@@ -13,28 +13,33 @@ from typing import Any
 import torch
 
 
-def matching(packet: Any, names: frozenset[str]) -> Any | None:
-    """The one overload of `packet` that takes exactly these keywords; None if none or several do."""
+def kind(value: Any) -> str:
+    """Schema type a value is passed as: Tensor, List[Tensor], or the name of a plain Python type."""
+    if isinstance(value, torch.Tensor):
+        return "Tensor"
+    if isinstance(value, list | tuple):
+        return f"List[{kind(value[0])}]" if value else "List"
+    return type(value).__name__
+
+
+def matching(packet: Any, call: dict[str, str]) -> Any | None:
+    """The one overload of `packet` that takes these keywords with these kinds; None if none or several do."""
     found = []
     for name in packet.overloads():
         overload = getattr(packet, name)
-        arguments = overload._schema.arguments
-        required = {a.name for a in arguments if not a.has_default_value()}
-        if required <= names <= {a.name for a in arguments}:
+        arguments = {a.name: a for a in overload._schema.arguments}
+        required = {n for n, a in arguments.items() if not a.has_default_value()}
+        if not required <= call.keys() <= arguments.keys():
+            continue
+        if all(str(arguments[n].type) in (k, f"Optional[{k}]") for n, k in call.items()):
             found.append(overload)
     return found[0] if len(found) == 1 else None
 
 
 @functools.cache
-def _resolve(names: frozenset[str]) -> Any | None:
+def _resolve(call: tuple[tuple[str, str], ...]) -> Any | None:
     packet = getattr(torch.ops.hpu, "mixture_of_experts", None)
-    return None if packet is None else matching(packet, names)
-
-
-def resolve(names: frozenset[str]) -> Any | None:
-    """Overload for these keywords, looked up once; None leaves the call to upstream."""
-    from vllm_gaudi.runtime import settings
-    return _resolve(names) if settings.current().moe_overload != "off" else None
+    return None if packet is None else matching(packet, dict(call))
 
 
 def fp8_moe(op: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, permuted_weights: bool,
@@ -45,9 +50,10 @@ def fp8_moe(op: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torc
         op: VllmMixtureOfExpertsOpFP8PerChannel with its weight views cached.
         x: [tokens, hidden]; topk_ids, topk_weights: [tokens, k].
     """
-    if op.w13_input_scale is not None:
+    from vllm_gaudi.runtime import settings
+    if op.w13_input_scale is not None or settings.current().moe_overload == "off":
         return None
-    static = {
+    fixed = {
         "w12": op._cached_w13_views,
         "w3": op._cached_w2_views,
         "d_scale_w12": op._cached_w13_scale_views,
@@ -58,8 +64,9 @@ def fp8_moe(op: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torc
         "experts_max": op.experts_max,
         **kwargs,
     }
-    names = frozenset(static) | {"hidden_states", "expert_routing_table", "router_weights", "d_scale_hidden_states"}
-    overload = resolve(names)
+    call = {name: kind(value) for name, value in fixed.items()}
+    call |= dict.fromkeys(("hidden_states", "expert_routing_table", "router_weights", "d_scale_hidden_states"), "Tensor")
+    overload = _resolve(tuple(call.items()))
     if overload is None:
         return None
     from vllm_gaudi.extension.ops import dynamic_quant
@@ -68,4 +75,4 @@ def fp8_moe(op: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torc
                     expert_routing_table=topk_ids.to(torch.int64),
                     router_weights=topk_weights.to(x.dtype),
                     d_scale_hidden_states=x_scale,
-                    **static)
+                    **fixed)

@@ -6,6 +6,7 @@ A value that cannot be read is refused at the first use with the variable, the v
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 from collections.abc import Callable
@@ -160,10 +161,11 @@ def parse(environ: dict[str, str]) -> Settings:
             values[setting.name.lower()] = setting.parse(text)
         except ValueError as error:
             raise SettingError(f"{setting.variable}={text!r} is not accepted: set it to {error}, or unset it") from None
+    # Other parts of the distribution have variables with the same prefix: only a near miss is certainly a mistake.
     known = {s.variable for s in SETTINGS}
-    unknown = sorted(v for v in environ if v.startswith(PREFIX) and v not in known)
-    if unknown:
-        raise SettingError(f"{unknown[0]} is not a setting; known are {', '.join(sorted(known))}")
+    for name in sorted(v for v in environ if v.startswith(PREFIX) and v not in known):
+        if close := difflib.get_close_matches(name, known, 1, 0.9):
+            raise SettingError(f"{name} is not a setting: did you mean {close[0]}?")
     return Settings(**values)
 
 

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's real scheduler against a device that is only a clock.
+
+A step takes the time of its decode batch plus the time of its prefill tokens. The engine's queue is modelled as
+it is: without async scheduling a step is scheduled when the previous one has ended, with it one step earlier.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+TOKEN = 40
+
+
+@dataclass
+class Result:
+    """Virtual times in seconds."""
+
+    decode_times: dict[str, list[float]] = field(default_factory=dict)
+    chunks: list[tuple[float, str, int]] = field(default_factory=list)  # end of step, request, tokens
+    first_token: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+
+    def rate(self, name: str, start: float, end: float) -> float:
+        """Tokens per second of a request between two times."""
+        return sum(start <= t < end for t in self.decode_times.get(name, ())) / (end - start)
+
+
+class ShareSimulation:
+    """One scheduler, a virtual clock and a cost model.
+
+    Args:
+        chunk_seconds: time of `budget` prefill tokens.
+        decode_seconds: time of a decode batch.
+    """
+
+    def __init__(self, config: Any, share: float, budget: int = 4096, chunk_seconds: float = 0.9,
+                 decode_seconds: float = 0.03, policy: str = "fcfs"):
+        import torch
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        from vllm_gaudi.runtime import prefill_share
+        from vllm_gaudi.v1.core.sched.hpu_async_scheduler import HPUAsyncScheduler
+        self.now = 0.0
+        self.result = Result()
+        self._token_seconds, self._decode_seconds = chunk_seconds / budget, decode_seconds
+        self._async = config.scheduler_config.async_scheduling
+        config.scheduler_config.policy = policy
+        size = config.cache_config.block_size
+        spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
+        kv = KVCacheConfig(num_blocks=20000, kv_cache_tensors=[],
+                           kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+        config.cache_config.num_gpu_blocks = 20000
+        if self._async:
+            kind = HPUAsyncScheduler
+        else:
+            from vllm_gaudi.runtime.sync_scheduler import PrefillShareScheduler as kind
+        self.scheduler: Scheduler = kind(vllm_config=config, kv_cache_config=kv, block_size=size, log_stats=False,
+                                         structured_output_manager=StructuredOutputManager(config))
+        if share < 1:
+            lag = 1 if self._async else 0
+            held = prefill_share._Policy(self.scheduler, share, lag, clock=lambda: self.now)
+            self.scheduler.__dict__["_frontier_prefill_share"] = held
+        else:
+            self.scheduler.__dict__["_frontier_prefill_share"] = None
+        self._queue: deque = deque()
+        self._free_at = 0.0
+        self._arrivals: list[tuple[float, Any]] = []
+
+    def add(self, at: float, name: str, prompt: int, max_tokens: int) -> None:
+        from vllm import SamplingParams
+        from vllm.v1.request import Request
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        ids = [(hash(name) + i) % 5000 for i in range(prompt)]
+        self._arrivals.append((at, Request(request_id=name, prompt_token_ids=ids, sampling_params=params,
+                                           pooling_params=None)))
+        self._arrivals.sort(key=lambda pair: pair[0])
+
+    def _take_arrivals(self) -> None:
+        while self._arrivals and self._arrivals[0][0] <= self.now:
+            self.scheduler.add_request(self._arrivals.pop(0)[1])
+
+    def run(self, until: float) -> Result:
+        while self.now < until:
+            self._take_arrivals()
+            if self.scheduler.has_requests():
+                self._schedule()
+                if self._async and len(self._queue) < 2 and self._queue and self._progress:
+                    continue
+            if self._queue:
+                self._finish()
+            elif self._arrivals:
+                self.now = max(self.now, self._arrivals[0][0])
+            else:
+                break
+        return self.result
+
+    def _schedule(self) -> None:
+        output = self.scheduler.schedule()
+        self._progress = output.total_num_scheduled_tokens > 0
+        if not self._progress:
+            return
+        self.result.steps += 1
+        prefill = {n: c for n, c in output.num_scheduled_tokens.items()
+                   if self.scheduler.requests[n].num_computed_tokens - c < self.scheduler.requests[n].num_prompt_tokens}
+        cost = sum(prefill.values()) * self._token_seconds
+        cost += self._decode_seconds if len(prefill) < len(output.num_scheduled_tokens) else 0
+        self._free_at = max(self._free_at, self.now) + cost
+        self._queue.append((output, prefill, self._free_at))
+
+    def _finish(self) -> None:
+        output, prefill, end = self._queue.popleft()
+        self.now = max(self.now, end)
+        names = list(output.num_scheduled_tokens)
+        complete = lambda n: (n in self.scheduler.requests and (n not in prefill or self._completes(n, output)))  # noqa
+        tokens = [[TOKEN] if complete(n) else [] for n in names]
+        for name, count in prefill.items():
+            self.result.chunks.append((self.now, name, count))
+        for name, given in zip(names, tokens, strict=True):
+            if given:
+                self.result.first_token.setdefault(name, self.now)
+                self.result.decode_times.setdefault(name, []).append(self.now)
+        answer = SimpleNamespace(req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)},
+                                 sampled_token_ids=tokens, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
+                                 num_nans_in_logits=None, kv_connector_output=None, cudagraph_stats=None,
+                                 routed_experts=None, ec_connector_output=None)
+        self.scheduler.update_from_output(output, answer)
+
+    def _completes(self, name: str, output: Any) -> bool:
+        done = self._done.get(name, 0) + output.num_scheduled_tokens[name]
+        self._done[name] = done
+        return done >= self.scheduler.requests[name].num_prompt_tokens
+
+    @property
+    def _done(self) -> dict[str, int]:
+        return self.__dict__.setdefault("_done_tokens", {})

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guard of the decode-graph-cuts patch: graph cuts in a decode and in a prefill forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+LAYERS = 8
+
+
+class CutDecoderLayer(torch.nn.Module):
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize(("layers", "cuts"), [(1, 8), (2, 4), (3, 2), (4, 2), (0, 0)])
+def test_cuts_per_forward(forward_state, monkeypatch: pytest.MonkeyPatch, layers: int, cuts: int) -> None:
+    from vllm_gaudi.runtime import forward_state as state
+    from vllm_gaudi.v1.worker import hpu_model_runner as mr
+    count = []
+    model = torch.nn.Sequential(*(CutDecoderLayer() for _ in range(LAYERS)))
+    mr.modify_model_layers(model, mr.get_target_layer_suffix_list(None), 1)
+    monkeypatch.setattr(mr.htorch.core, "mark_step", lambda *a, **k: count.append(1))
+    forward_state.decode_layers_per_graph = layers
+    for _ in range(2):
+        count.clear()
+        state.note_forward(False, 4, True, False)
+        model(torch.zeros(1))
+        assert len(count) == cuts
+    count.clear()
+    state.note_forward(True, 512, False, False)
+    model(torch.zeros(1))
+    assert len(count) == LAYERS, "a prefill is cut after every layer"
+
+
+def test_other_models_are_cut_as_before(settings) -> None:
+    from types import SimpleNamespace
+
+    from vllm_gaudi.runtime import gates
+    settings()
+    config = lambda kind: SimpleNamespace(  # noqa: E731
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type=kind), hf_text_config=None))
+    assert gates.decode_layers_per_graph(config("llama")) == 1
+    assert gates.decode_layers_per_graph(config("beam")) == 0
+    settings(DECODE_LAYERS_PER_GRAPH="4")
+    assert gates.decode_layers_per_graph(config("llama")) == 4

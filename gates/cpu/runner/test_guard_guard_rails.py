@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guard of the guard-rails patch: what is refused at start, and what the message says to change."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+def _config(model_type: str = "beam", **changes: Any) -> Any:
+    text = SimpleNamespace(model_type=model_type, sliding_window=512,
+                           layer_types=["sliding_attention", "full_attention"])
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=text, hf_text_config=text, dtype=None, is_hybrid=False),
+        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1, worker_cls="auto",
+                                        distributed_executor_backend="uni"),
+        cache_config=SimpleNamespace(enable_prefix_caching=True),
+        scheduler_config=SimpleNamespace(async_scheduling=True, scheduler_cls=None),
+        speculative_config=None, kv_transfer_config=None)
+    for path, value in changes.items():
+        holder, _, name = path.rpartition("__")
+        setattr(getattr(config, holder) if holder else config, name, value)
+    return config
+
+
+@pytest.fixture
+def flags(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vllm-gaudi's user flags, all unset."""
+    from vllm_gaudi.extension import runtime
+    values = SimpleNamespace(VLLM_CONTIGUOUS_PA=None, VLLM_MERGED_PREFILL=None, VLLM_BUCKETING_STRATEGY=None,
+                             VLLM_HPU_FSDPA_SLICE_ENABLED=None)
+    monkeypatch.setattr(runtime, "get_config", lambda **k: values)
+    return values
+
+
+def test_refused_at_start(make_engine, settings) -> None:
+    """Through the platform's own hook, with vLLM's own configuration."""
+    settings(LONG_ATTENTION="on")
+    from vllm_gaudi.runtime.guard_rails import UnsupportedCombination
+    with pytest.raises((UnsupportedCombination, Exception), match="set --pipeline-parallel-size 1"):
+        make_engine(False, 64, pipeline_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"speculative_config": object()}, "remove --speculative-config"),
+        ({"parallel_config__data_parallel_size": 2}, "set --data-parallel-size 1"),
+        ({"parallel_config__pipeline_parallel_size": 2}, "set --pipeline-parallel-size 1"),
+        ({"kv_transfer_config": object()}, "remove --kv-transfer-config"),
+        ({"cache_config__enable_prefix_caching": False}, "set VLLM_CONTIGUOUS_PA=false"),
+    ],
+)
+def test_each_combination(flags, settings, changes: dict, advice: str) -> None:
+    from vllm_gaudi.runtime import guard_rails
+    settings()
+    guard_rails.check(_config())
+    with pytest.raises(guard_rails.UnsupportedCombination, match=advice):
+        guard_rails.check(_config(**changes))
+    guard_rails.check(_config("llama", **changes))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "advice"),
+    [
+        ("VLLM_CONTIGUOUS_PA", True, "set VLLM_CONTIGUOUS_PA=false"),
+        ("VLLM_MERGED_PREFILL", True, "unset VLLM_MERGED_PREFILL"),
+        ("VLLM_BUCKETING_STRATEGY", "pad", "set VLLM_HPU_FSDPA_SLICE_ENABLED=false"),
+    ],
+)
+def test_each_flag(flags, settings, flag: str, value: Any, advice: str) -> None:
+    from vllm_gaudi.runtime import guard_rails
+    settings()
+    setattr(flags, flag, value)
+    with pytest.raises(guard_rails.UnsupportedCombination, match=advice):
+        guard_rails.check(_config())
+    guard_rails.check(_config("llama"))
+
+
+def test_sync_runs_get_a_scheduler_that_keeps_the_share(flags, settings) -> None:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm_gaudi.runtime import guard_rails
+    settings()
+    config = _config(scheduler_config__async_scheduling=False)
+    guard_rails.check(config)
+    assert issubclass(resolve_obj_by_qualname(config.scheduler_config.scheduler_cls), Scheduler)
+    for other in (_config(), _config("llama", scheduler_config__async_scheduling=False)):
+        guard_rails.check(other)
+        assert other.scheduler_config.scheduler_cls is None

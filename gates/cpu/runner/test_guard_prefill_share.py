@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guard of the prefill-share patch: vLLM's scheduler under a virtual clock while a 250K prompt reads in."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+LONG = 250_000
+CHUNK = 0.9
+
+
+@pytest.fixture(scope="module")
+def configs(llama):
+    """`configs(asynchronous)`: a fresh configuration with room for the long prompt."""
+    from gates.cpu.runner.toy_engine import vllm_config
+
+    def make(asynchronous: bool):
+        config = vllm_config(llama, async_scheduling=asynchronous, block_size=128, enable_prefix_caching=False)
+        config.model_config.max_model_len = 262144
+        config.scheduler_config.max_model_len = 262144
+        config.scheduler_config.max_num_batched_tokens = 4096
+        config.scheduler_config.max_num_scheduled_tokens = None
+        config.scheduler_config.enable_chunked_prefill = True
+        return config
+
+    return make
+
+
+def _simulate(configs, asynchronous: bool, share: float, *extra: tuple, until: float = 400.0, decodes: int = 4,
+              policy: str = "fcfs", long_at: float = 5.0, decode_seconds: float = 0.09):
+    from gates.cpu.runner.share_simulation import ShareSimulation
+    simulation = ShareSimulation(configs(asynchronous), share, policy=policy, decode_seconds=decode_seconds)
+    for i in range(decodes):
+        simulation.add(0.0, f"decode{i}", 200, 200_000 if decodes else 1)
+    simulation.add(long_at, "long", LONG, 4)
+    for arrival in extra:
+        simulation.add(*arrival)
+    return simulation.run(until)
+
+
+def _span(result) -> tuple[float, float]:
+    times = [t for t, name, _ in result.chunks if name == "long"]
+    return times[0] - CHUNK, times[-1]
+
+
+def _check_share(configs, asynchronous: bool, share: float, decode_seconds: float) -> None:
+    result = _simulate(configs, asynchronous, share, until=1500.0, decode_seconds=decode_seconds)
+    start, end = _span(result)
+    assert sum(c for _, n, c in result.chunks if n == "long") == LONG, "the prompt was read in"
+    solo = 1 / decode_seconds
+    for i in range(4):
+        assert result.rate(f"decode{i}", start, end) >= (share - 0.01) * solo
+    # The prompt is held back no more than its share asks: the time of a chunk is s / (1 - s) of decode time.
+    due = CHUNK * share / (1 - share)
+    times = [t for t, n, _ in result.chunks if n == "long"]
+    stalls = [b - a - CHUNK for a, b in zip(times, times[1:], strict=False)]
+    assert max(stalls) <= 2 * due, (max(stalls), due)
+    assert end - start <= 1.1 * len(times) * (CHUNK + due)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_scheduler_is_wired_in(configs, settings, asynchronous: bool) -> None:
+    settings()
+    _check_share(configs, asynchronous, 0.75, 0.09)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("share", [0.5, 0.75, 0.9])
+def test_share_at_device_speed(configs, settings, asynchronous: bool, share: float) -> None:
+    """Step times of the port pages: 30 ms a decode step, 0.9 s a chunk."""
+    settings()
+    _check_share(configs, asynchronous, share, 0.03)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_control_without_the_share(configs, settings, asynchronous: bool) -> None:
+    settings()
+    result = _simulate(configs, asynchronous, 1.0)
+    start, end = _span(result)
+    assert result.rate("decode0", start, end) < 0.12 / 0.09, "every step carries a chunk"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_short_prompts_do_not_wait_longer(configs, settings, asynchronous: bool, policy: str) -> None:
+    settings()
+    short = [(10.0 + 7.3 * i, f"short{i}", 2000, 2) for i in range(8)]
+    late_long = (30.0, "second", 60_000, 2)
+    held = _simulate(configs, asynchronous, 0.75, *short, late_long, until=600.0, policy=policy)
+    free = _simulate(configs, asynchronous, 1.0, *short, late_long, until=600.0, policy=policy)
+    ttft = lambda result: [result.first_token[n] - at for at, n, _, _ in short]  # noqa: E731
+    assert all(h <= f + CHUNK for h, f in zip(ttft(held), ttft(free), strict=True)), (ttft(held), ttft(free))
+    assert max(ttft(held)) <= 3 * CHUNK
+    assert held.first_token["second"] and held.first_token["long"], "neither long prompt starves"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_nothing_waits_when_nothing_decodes(configs, settings, asynchronous: bool) -> None:
+    settings()
+    result = _simulate(configs, asynchronous, 0.75, decodes=0, until=200.0)
+    times = [t for t, _, _ in result.chunks]
+    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= CHUNK + 1e-6
+
+
+def test_hiccup_does_not_become_debt() -> None:
+    """A step that took a hundred times longer (a compilation) must not stall the prompt for minutes."""
+    from vllm_gaudi.runtime.prefill_share import DutyCycle
+    now = [0.0]
+    cycle = DutyCycle(0.75, 0, clock=lambda: now[0])
+    for took, long_tokens in [(0.03, 0), (0.93, 4096), (90.0, 4096)]:
+        cycle.tick()
+        cycle.scheduled(True, long_tokens, 0)
+        now[0] += took
+    cycle.tick()
+    waited = 0
+    while cycle.owes:
+        cycle.scheduled(True, 0, 0)
+        now[0] += 0.03
+        waited += 1
+        cycle.tick()
+    assert waited * 0.03 <= 2 * 4 * 0.9 * 3
+
+
+def test_held_prompts_keep_their_place() -> None:
+    from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+
+    from vllm_gaudi.runtime.prefill_share import _Policy
+
+    class Waiting(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    make = lambda name, tokens: Waiting(  # noqa: E731
+        request_id=name, num_tokens=tokens, num_computed_tokens=0, is_prefill_chunk=False)
+    queue = FCFSRequestQueue([make("a", 10), make("b", 50_000), make("c", 10), make("d", 50_000)])
+    scheduler = SimpleNamespace(waiting=queue, running=[make("x", 5)], current_step=3, requests={})
+    policy = _Policy(scheduler, 0.75, 0)
+    policy.cycle.debt = 1.0
+    policy.before()
+    assert [r.request_id for r in queue] == ["a", "c"]
+    queue.pop_request()
+    queue.prepend_request(make("preempted", 20))
+    policy.after(SimpleNamespace(total_num_scheduled_tokens=0, num_scheduled_tokens={}))
+    assert [r.request_id for r in queue] == ["preempted", "b", "c", "d"]

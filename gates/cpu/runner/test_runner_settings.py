@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of settings: defaults, refusals, near misses, and that each one is read somewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_gaudi.runtime import settings
+
+
+def test_defaults_parse_and_match_the_dataclass() -> None:
+    values = settings.parse({})
+    assert {s.name.lower() for s in settings.SETTINGS} == set(vars(values))
+    assert values.attention_workspace_bytes == 2 * 2**30 and values.prefill_share is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("EXACT_WINDOW", "yes"), ("ATTENTION_WORKSPACE_BYTES", "2GiB"), ("ATTENTION_WORKSPACE_BYTES", "-1"),
+     ("RUN_AHEAD_DEPTH", "3"), ("PREFILL_SHARE", "0"), ("PREFILL_SHARE", "1.5"), ("PREFILL_SHARE", "nan"),
+     ("DECODE_LAYERS_PER_GRAPH", "-1"), ("DECODE_LAYERS_PER_GRAPH", "all")])
+def test_refusal_names_variable_value_and_choices(name: str, value: str) -> None:
+    with pytest.raises(settings.SettingError, match=f"{settings.PREFIX}{name}='{value}' is not accepted: set it to"):
+        settings.parse({settings.PREFIX + name: value})
+
+
+def test_near_miss_is_refused_and_foreign_names_are_not() -> None:
+    with pytest.raises(settings.SettingError, match="did you mean VLLM_GAUDI_FRONTIER_EXACT_WINDOW"):
+        settings.parse({settings.PREFIX + "EXACT_WINDOWS": "on"})
+    settings.parse({settings.PREFIX + "SOMETHING_ELSE": "1"})
+
+
+def test_every_setting_is_read() -> None:
+    folder = Path(settings.__file__).parent
+    code = "\n".join(p.read_text() for p in folder.glob("*.py") if p.name != "settings.py")
+    for setting in settings.SETTINGS:
+        assert f".{setting.name.lower()}" in code, setting.name
