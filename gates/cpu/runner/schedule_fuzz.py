@@ -54,7 +54,8 @@ class Fuzz:
 
     def _observe(self) -> None:
         for request in self.engine.scheduler.waiting:
-            if request.num_preemptions and not request.num_computed_tokens and request.request_id not in self._preempted:
+            fresh = request.request_id not in self._preempted and not request.num_computed_tokens
+            if request.num_preemptions and fresh:
                 self._preempted.add(request.request_id)
                 self.events["preemptions"] += 1
         for request in self.engine.scheduler.running:

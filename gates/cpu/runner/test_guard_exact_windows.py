@@ -15,9 +15,8 @@ import pytest
 @pytest.fixture
 def windowed(checkpoints_root, settings):
     """`windowed(window, asynchronous, blocks, **engine)`: toy engine of a model with window and full layers."""
-    from gates.hpusim import checkpoints
-
     from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
+    from gates.hpusim import checkpoints
     settings(EXACT_WINDOW="on")
 
     def make(window: int, asynchronous: bool = False, blocks: int = 200, **engine):
@@ -71,8 +70,9 @@ def test_graph_key_depends_on_the_decode_bucket_alone(windowed) -> None:
 @pytest.mark.parametrize("window", [8, 512, 2048])
 def test_key_counts_over_contexts_and_chunks(window: int) -> None:
     """Bias of one chunk counted row by row: min(W, p + 1) keys, the last of them the query itself."""
-    import torch
     from types import SimpleNamespace
+
+    import torch
 
     from vllm_gaudi.runtime import windows
     from vllm_gaudi.v1.worker import hpu_model_runner as mr
@@ -109,7 +109,9 @@ def test_decode_rule_by_brute_force(window: int) -> None:
         first, count, lead = windows.decode_span(position, window, size)
         keys = list(range(first * size + lead, position + 1))
         assert keys == list(range(max(0, position - window + 1), position + 1))
-        assert (first + count - 1) == position // size and 0 <= lead < size and count <= windows.width(window, size)
+        assert (first + count - 1) == position // size
+        assert 0 <= lead < size
+        assert count <= windows.width(window, size)
         last_in_first = min(size, position - first * size + 1)
         assert lead < last_in_first, "no block is fully masked"
 

@@ -82,6 +82,7 @@ def test_each_flag(flags, settings, flag: str, value: Any, advice: str) -> None:
 def test_sync_runs_get_a_scheduler_that_keeps_the_share(flags, settings) -> None:
     from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm.v1.core.sched.scheduler import Scheduler
+
     from vllm_gaudi.runtime import guard_rails
     settings()
     config = _config(scheduler_config__async_scheduling=False)

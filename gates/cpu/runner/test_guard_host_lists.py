@@ -36,7 +36,8 @@ def test_no_list_is_built(make_engine, settings, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(runner, "get_habana_paged_attn_buffers",
                         lambda tables, *a, **k: seen.extend(tables) or build(tables, *a, **k))
     ours = _decode(runner, requests, counts, table)
-    assert len(seen) == requests and all(isinstance(row, np.ndarray) for row in seen)
+    assert len(seen) == requests
+    assert all(isinstance(row, np.ndarray) for row in seen)
     for name in ("block_list", "block_groups", "block_usage", "slot_mapping"):
         theirs, mine = getattr(upstream, name), getattr(ours, name)
         assert theirs.dtype == mine.dtype and torch.equal(theirs.cpu(), mine.cpu()), name

@@ -109,7 +109,8 @@ def test_tiled_attention_is_bit_equal(settings, forward_state) -> None:
     settings(LONG_ATTENTION="on", ATTENTION_WORKSPACE_BYTES=str(2**20))
     kernel = _Kernel()
     tiled = _call(kernel, queries, keys, heads, dense)
-    assert kernel.rows == [32] * 4 and kernel.workspace < 2**20
+    assert kernel.rows == [32] * 4
+    assert kernel.workspace < 2**20
     forward_state.long_attention = False
     whole = _Kernel()
     assert torch.equal(tiled, _call(lambda q, k, v, b, d, c, s, *r: whole(q, k, v, b, d, False, s, *r), queries, keys,
@@ -125,7 +126,8 @@ def test_metered_workspace_stays_under_the_budget(settings, forward_state, heads
     bias = torch.empty(1, 1, 4096 if keys <= 2**16 else 1, keys, dtype=torch.bfloat16, device="meta")
     _call(kernel, 4096, keys, heads, bias, "meta")
     assert sum(kernel.rows) == 4096
-    assert kernel.workspace < 2 * GIB and kernel.plane < 2**31
+    assert kernel.workspace < 2 * GIB
+    assert kernel.plane < 2**31
     assert 4 * heads * 4096 * keys > 2 * GIB, "untiled it would not fit"
 
 

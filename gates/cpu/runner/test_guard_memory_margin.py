@@ -33,7 +33,7 @@ def measure(monkeypatch: pytest.MonkeyPatch):
 
 def test_small_margin_is_refused(measure, settings) -> None:
     settings()
-    with pytest.raises(ValueError, match="--gpu-memory-utilization to at most 0.8"):
+    with pytest.raises(ValueError, match=r"--gpu-memory-utilization to at most 0\.8"):
         measure(_worker(0.99))
     assert measure(_worker(0.8)) > 0
     assert measure(_worker(0.99, "llama")) > 0, "other models are served as before"

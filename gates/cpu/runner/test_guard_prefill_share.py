@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -55,7 +56,7 @@ def _check_share(configs, asynchronous: bool, share: float, decode_seconds: floa
     # The prompt is held back no more than its share asks: the time of a chunk is s / (1 - s) of decode time.
     due = CHUNK * share / (1 - share)
     times = [t for t, n, _ in result.chunks if n == "long"]
-    stalls = [b - a - CHUNK for a, b in zip(times, times[1:], strict=False)]
+    stalls = [b - a - CHUNK for a, b in itertools.pairwise(times)]
     assert max(stalls) <= 2 * due, (max(stalls), due)
     assert end - start <= 1.1 * len(times) * (CHUNK + due)
 
@@ -102,7 +103,7 @@ def test_nothing_waits_when_nothing_decodes(configs, settings, asynchronous: boo
     settings()
     result = _simulate(configs, asynchronous, 0.75, decodes=0, until=200.0)
     times = [t for t, _, _ in result.chunks]
-    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= CHUNK + 1e-6
+    assert max(b - a for a, b in itertools.pairwise(times)) <= CHUNK + 1e-6
 
 
 def test_hiccup_does_not_become_debt() -> None:

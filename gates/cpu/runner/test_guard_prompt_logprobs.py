@@ -26,6 +26,7 @@ class _Model:
 def _collect(tokens: int, prompt: int, computed: int = 0) -> tuple[_Model, object]:
     from vllm.v1.outputs import LogprobsTensors
     from vllm.v1.sample.sampler import Sampler
+
     from vllm_gaudi.v1.worker.hpu_model_runner import HPUModelRunner
     ids = torch.randint(0, VOCABULARY, (prompt, ), generator=torch.Generator().manual_seed(1)).tolist()
     target = LogprobsTensors.empty_cpu(prompt - 1, 4)

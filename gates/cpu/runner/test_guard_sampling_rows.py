@@ -51,7 +51,9 @@ def test_min_tokens_and_logit_bias(make_engine, asynchronous: bool) -> None:
     ordinary = list(range(16, engine.vocabulary))
     got = _run(engine, [{}, {"min_tokens": 6, "stop_token_ids": ordinary}, {"logit_bias": {3: 100.0}}], max_tokens=12)
     assert got[0] == engine.tracks["r0"].expected(engine.vocabulary, 12)
-    assert len(got[1]) == 7 and all(t < 16 for t in got[1][:6]) and got[1][6] >= 16
+    assert len(got[1]) == 7
+    assert all(t < 16 for t in got[1][:6])
+    assert got[1][6] >= 16
     assert got[2] == [3] * 12
 
 
@@ -86,4 +88,5 @@ def test_reordered_batch_is_noticed(make_engine) -> None:
     assert sampling_rows.order_changed(runner, None, True)
     assert not sampling_rows.order_changed(runner, None, False)
     batch.req_ids = ["b", "a"]
-    assert sampling_rows.order_changed(runner, None, False) and len(invalidated) == 2
+    assert sampling_rows.order_changed(runner, None, False)
+    assert len(invalidated) == 2

@@ -13,7 +13,8 @@ from vllm_gaudi.runtime import settings
 def test_defaults_parse_and_match_the_dataclass() -> None:
     values = settings.parse({})
     assert {s.name.lower() for s in settings.SETTINGS} == set(vars(values))
-    assert values.attention_workspace_bytes == 2 * 2**30 and values.prefill_share is None
+    assert values.attention_workspace_bytes == 2 * 2**30
+    assert values.prefill_share is None
 
 
 @pytest.mark.parametrize(

@@ -128,13 +128,14 @@ class ToyEngine:
 
     def __init__(self, config: Any, blocks: int = 24, window: int = 0):
         from vllm.config import set_current_vllm_config
+        from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
-        from vllm.utils.hashing import get_hash_fn_by_name
+
         from vllm_gaudi.v1.core.sched.hpu_async_scheduler import HPUAsyncScheduler
         from vllm_gaudi.v1.worker import hpu_model_runner
-        from vllm.v1.core.sched.scheduler import Scheduler
 
         self.config, self.blocks = config, blocks
         size = config.cache_config.block_size

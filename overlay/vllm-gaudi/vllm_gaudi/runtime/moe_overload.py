@@ -65,7 +65,8 @@ def fp8_moe(op: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torc
         **kwargs,
     }
     call = {name: kind(value) for name, value in fixed.items()}
-    call |= dict.fromkeys(("hidden_states", "expert_routing_table", "router_weights", "d_scale_hidden_states"), "Tensor")
+    tensors = ("hidden_states", "expert_routing_table", "router_weights", "d_scale_hidden_states")
+    call |= dict.fromkeys(tensors, "Tensor")
     overload = _resolve(tuple(call.items()))
     if overload is None:
         return None

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Isolation without a server: random schedules, each request checked against a dictionary of its own tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+from gates.cpu.runner.schedule_fuzz import Fuzz, hits_on_resume
+
+
+def _fuzz(make_engine, asynchronous: bool, steps: int, seed: int, live: int = 16):
+    engine = make_engine(asynchronous, 60, max_num_seqs=16)
+    hits = hits_on_resume(engine)
+    return Fuzz(engine, seed, live).run(steps), hits
+
+
+def _check(fuzz: Fuzz, hits, steps: int) -> None:
+    assert fuzz.wrong == {}
+    for event in ("preemptions", "resumes", "aborts", "skips", "chunks", "forced preemptions"):
+        assert fuzz.events[event] >= steps // 500, (event, fuzz.events)
+    assert hits["resumes on a prefix hit"] >= steps // 100
+    assert fuzz.events["finished"] > steps // 20
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_random_schedule(make_engine, asynchronous: bool) -> None:
+    fuzz, hits = _fuzz(make_engine, asynchronous, 1500, seed=2)
+    _check(fuzz, hits, 1500)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("seed", [10, 11])
+def test_ten_thousand_steps(make_engine, asynchronous: bool, seed: int) -> None:
+    fuzz, hits = _fuzz(make_engine, asynchronous, 10_000, seed)
+    _check(fuzz, hits, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "module", "name", "upstream"),
+    [
+        (True, "async_inputs", "seed_input_ids", lambda *a: None),
+        (True, "async_inputs", "begin_step", lambda *a: set()),
+        (True, "logit_rows", "prefill_tokens", lambda request, known: known),
+        (False, "logit_rows", "discard_incomplete", lambda *a: None),
+        (False, "logit_rows", "one_logit", lambda count: count),
+    ],
+)
+def test_control_without_one_fix(make_engine, monkeypatch, asynchronous, module, name, upstream) -> None:
+    """The same schedule with one fix taken out returns wrong tokens or ends in an error."""
+    import importlib
+    owner = importlib.import_module(f"vllm_gaudi.runtime.{module}")
+    monkeypatch.setattr(owner, name, upstream)
+    if name == "one_logit":
+        monkeypatch.setattr(importlib.import_module("vllm_gaudi.runtime.logit_rows"), "prefill_tokens",
+                            lambda request, known: known)
+    try:
+        fuzz, _ = _fuzz(make_engine, asynchronous, 1500, seed=2)
+    except (AssertionError, IndexError, RuntimeError, ValueError, KeyError):
+        return
+    assert fuzz.wrong, "the fault went unnoticed"
