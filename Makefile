@@ -5,7 +5,7 @@ DEV     = $(PYTHON) -m scripts.environment dev >/dev/null
 TOOL    = @$(DEV) && build/venv/bin/python -m scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help env trees wheels test test-long lint verify guard rebase image image-check gates demo serve clean
+.PHONY: help env trees wheels test test-long lint verify guard rebase image image-check gates demo serve bench-stack clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ demo: ## from nothing to the rebuilt server on the emulated Gaudi, answering
 
 serve: ## the same, left running until Ctrl-C
 	$(TOOL) demo --serve
+
+bench-stack: ## laying the stack against git am and quilt push, as ratios of one run
+	@$(DEV) && build/venv/bin/python -m scripts.bench_stack
 
 clean: ## remove what was built; the user cache stays
 	rm -rf build dist
