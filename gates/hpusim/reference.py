@@ -4,8 +4,8 @@
     verdicts = judge([(checkpoint, prompts, outputs), ...])      # a process of its own, without the emulation
 
 For each generated token: does it equal the reference's argmax, and if not, how far below the best logit does it lie
-(the gap)? The reference runs in bf16 and in fp32 and the smaller gap counts: where rounding decides, either choice is
-right.
+(the gap)? The reference runs in bf16, in fp32 and with the routers' inputs moved by bf16 rounding noise, and the
+smallest gap counts: where rounding decides a token or an expert, either choice is right.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from gates.hpusim import testing
 
 # Two bf16 steps of a logit between 4 and 8: what a different summation order can move.
 NEAR_TIE = 0.0625
+NOISE_SEEDS = (1, 2, 3)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """agree: share of tokens equal to the reference's choice; gaps: the others' logit deficits, largest first."""
+    """agree: share of tokens equal to the reference's choice; gaps: (deficit, prompt, position) of the others."""
 
     agree: float
-    gaps: list[float]
+    gaps: list[list[float]]  # largest first
     spread: float  # standard deviation of the reference's logits, the yardstick of a gap
 
     @property
     def largest(self) -> float:
-        return self.gaps[0] if self.gaps else 0.0
+        return self.gaps[0][0] if self.gaps else 0.0
 
     def __str__(self) -> str:
         return f"agree {self.agree:.3f}, largest gap {self.largest:.3f}, logit spread {self.spread:.2f}"
@@ -72,21 +73,21 @@ def _judge(job: dict[str, Any]) -> dict[str, Any]:
 
     from gates.hpusim import reference_quant
 
-    rows: list[list[Any]] = []
-    for dtype in (torch.bfloat16, torch.float32):
+    runs: list[list[Any]] = []
+    for dtype, noise in ((torch.bfloat16, 0), (torch.float32, 0), *((torch.float32, seed) for seed in NOISE_SEEDS)):
         model = reference_quant.load(Path(job["model"]), dtype)
-        rows.append([_logits(model, p, o) for p, o in zip(job["prompts"], job["outputs"], strict=True)])
-    agree = total = 0
-    gaps = []
-    spreads = []
-    for low, wide, output in zip(*rows, job["outputs"], strict=True):
-        chosen = torch.tensor(output)
-        gap = torch.minimum(*((x.max(-1).values - x.gather(-1, chosen[:, None])[:, 0]) for x in (low, wide)))
-        agree += int((gap == 0).sum())
-        total += len(output)
-        gaps += [round(float(g), 4) for g in gap if g > 0]
-        spreads.append(float(wide.std()))
-    return {"agree": agree / max(total, 1), "gaps": sorted(gaps, reverse=True), "spread": sum(spreads) / len(spreads)}
+        if noise and not reference_quant.disturb_routers(model, noise):
+            continue
+        runs.append([_logits(model, p, o) for p, o in zip(job["prompts"], job["outputs"], strict=True)])
+    gaps: list[tuple[float, int, int]] = []
+    for row, output in enumerate(job["outputs"]):
+        chosen = torch.tensor(output)[:, None]
+        deficits = [logits[row].max(-1).values - logits[row].gather(-1, chosen)[:, 0] for logits in runs]
+        gap = torch.stack(deficits).min(0).values
+        gaps += [(round(float(value), 4), row, position) for position, value in enumerate(gap) if value > 0]
+    total = sum(map(len, job["outputs"]))
+    spread = sum(float(logits.std()) for logits in runs[1]) / len(runs[1])
+    return {"agree": 1 - len(gaps) / max(total, 1), "gaps": sorted(gaps, reverse=True), "spread": spread}
 
 
 def main(job: str, answer: str) -> None:

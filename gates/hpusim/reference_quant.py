@@ -48,6 +48,20 @@ def _experts(module: Any) -> Any:
     return forward
 
 
+def disturb_routers(model: Any, seed: int) -> bool:
+    """Multiply every router's input by 1 + 2^-8 x noise, one bf16 rounding; False when the model has no router."""
+    generator = torch.Generator().manual_seed(seed)
+    routers = [module for name, module in model.named_modules() if name.endswith((".gate", ".router"))]
+
+    def before(_: Any, args: tuple) -> tuple:
+        noise = torch.randn(args[0].shape, generator=generator) * 2.0**-8
+        return (args[0] * (1 + noise).to(args[0].dtype), *args[1:])
+
+    for router in routers:
+        router.register_forward_pre_hook(before)
+    return bool(routers)
+
+
 def load(folder: Path, dtype: torch.dtype) -> Any:
     """The transformers model of `folder` in `dtype`, with quantised activations where the checkpoint asks for them."""
     from transformers import AutoModelForCausalLM

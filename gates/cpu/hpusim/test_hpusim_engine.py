@@ -33,20 +33,23 @@ def lazy(root, prompts):
     return model, testing.run_engine(model, [plain, {"prompts": prompts[:2], "sampling": choice}], mode="lazy_eager")
 
 
-def test_tokens_are_those_of_transformers(lazy, prompts):
+@pytest.fixture(scope="module")
+def verdicts(lazy, prompts):
+    """The run's own tokens, and a control with one foreign token among them."""
     model, run = lazy
-    (verdict,) = reference.judge([(model, prompts, run.tokens(0))])
+    wrong = [list(tokens) for tokens in run.tokens(0)]
+    wrong[0][3] = (wrong[0][3] + 17) % 512
+    return reference.judge([(model, prompts, run.tokens(0)), (model, prompts[:1], wrong[:1])])
+
+
+def test_tokens_are_those_of_transformers(verdicts):
+    verdict = verdicts[0]
     assert verdict.largest <= reference.NEAR_TIE, verdict
     assert verdict.agree > 0.9, verdict
 
 
-def test_the_judge_sees_a_wrong_token(lazy, prompts):
-    """Control: one foreign token among the right ones."""
-    model, run = lazy
-    wrong = [list(tokens) for tokens in run.tokens(0)]
-    wrong[0][3] = (wrong[0][3] + 17) % 512
-    (verdict,) = reference.judge([(model, prompts, wrong)])
-    assert verdict.largest > reference.NEAR_TIE
+def test_the_judge_sees_a_wrong_token(verdicts):
+    assert verdicts[1].largest > reference.NEAR_TIE
 
 
 def test_grammar_is_obeyed(lazy):

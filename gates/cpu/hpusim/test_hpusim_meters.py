@@ -197,6 +197,7 @@ def test_steps_are_sorted_by_kind():
     meter = meters.Meter()
     for prompt, decode, grammar, copies in ((True, False, False, 1), (False, True, False, 2), (False, True, True, 4)):
         meter.begin_step()
+        meter.in_step = True
         meter.step_prompt, meter.step_decode, meter.step_grammar = prompt, decode, grammar
         for _ in range(copies):
             meter("d2h", 8, {"blocking": False, "caller": "here"})

@@ -35,11 +35,11 @@ class Meter:
         self.thread = threading.get_ident()
         self.stack: list[str] = []
         self.step: Counts | None = None
+        self.in_step = False  # between its two halves the engine does other things, such as reading the last step
         self.step_layers: dict[str, Counts] = {}
         self.step_prompt = self.step_decode = self.step_grammar = False
         self.layer: str | None = None
         self.pending = 0  # operators since the last cut
-        self.in_moe = False
 
     # -- where the counters go -------------------------------------------------------------------------------------
     def current(self) -> Counts:
@@ -47,12 +47,12 @@ class Meter:
             return self.phases["background"]
         if self.stack:
             return self.phases[self.stack[-1]]
-        if self.step is not None:
+        if self.step is not None and self.in_step:
             return self.step
         return self.phases["outside"]
 
     def targets(self) -> tuple[Counts, ...]:
-        if self.layer is not None and self.step is not None and not self.stack:
+        if self.layer is not None and self.step is not None and self.in_step and not self.stack:
             if self.layer not in self.step_layers:
                 self.step_layers[self.layer] = Counts()
             return self.current(), self.step_layers[self.layer]

@@ -59,11 +59,13 @@ def _step(meter: Meter, original: Callable[..., Any], first: bool, flush: Callab
         else:
             meter.step_grammar = argument is not None
         done = not first
+        meter.in_step = True
         try:
             out = original(self, argument, *args, **kwargs)
             done = done or out is not None
             return out
         finally:
+            meter.in_step = False
             meter.step_seconds += time.perf_counter() - start
             if done:
                 meter.end_step()
