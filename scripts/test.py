@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts import env as env_verb
-from scripts import environment
+from scripts import environment, wheels
 from scripts.console import data, note
 from scripts.environment import Environment
 from scripts.errors import Exit, ToolError
@@ -56,8 +56,20 @@ class Result:
         return f"{self.name:<8} {verdict}  {counts} in {self.seconds:.0f} s{crash}"
 
 
+def _with_wheels(project: Project) -> Environment:
+    """The tool's environment; wheels are built first where sources can be had, as its tests judge them."""
+    env = environment.ensure("dev")
+    try:
+        wheels.build(project)
+    except ToolError as error:
+        if error.code != Exit.UNREACHABLE:
+            raise
+        note(f"the tests of trees and wheels will be skipped: {error.what} ({error.where})")
+    return env
+
+
 PARTS = (
-    Part("build", ("gates/build", "gates/attacks"), lambda project: environment.ensure("dev")),
+    Part("build", ("gates/build", "gates/attacks"), _with_wheels),
     Part("gates", ("gates/selftest",), lambda project: environment.ensure("serve")),
     Part("cpu", ("gates/cpu",), env_verb.ensure_serve),
     Part("oracle", ("gates/oracle/tests",), lambda project: environment.ensure("hf")),
