@@ -43,7 +43,7 @@ def _metadata(folder: Path, name: str, version: str, entry_points: str = "") -> 
 
 
 def vllm_tree(folder: Path, version: str = VLLM) -> Path:
-        command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--no-binary", "vllm"]
+    """Python files of the vLLM sdist, as the empty build installs them; PairError when there is no such release."""
     target = folder / f"vllm-{version}"
     if (target / "complete").exists():
         return target

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every stock architecture against transformers, teacher-forced: a disagreement is a near-tie, or pinned to its cause."""
+"""Every stock architecture against transformers, teacher-forced: a disagreement is a near-tie."""
 
 import random
 
@@ -8,8 +8,8 @@ import pytest
 from gates.hpusim import checkpoints, quantize, reference, testing
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
-# The plug-in's sliding window in decode counts whole blocks (last window // 128, one more for GPT-OSS): exact only while
-# the sequence fits into the window, so these prompts stay below it. test_window_is_block_granular pins the rest.
+# The plug-in's sliding window in decode counts whole blocks (last window // 128, one more for GPT-OSS): exact only
+# while the sequence fits into the window, so these prompts stay below it.
 SHORT = {"gpt_oss": (7, 40, 23, 61)}
 # W8A8 moves every product by its own rounding; one quantisation step of an activation can move a logit this far.
 W8A8_TIE = 0.25
