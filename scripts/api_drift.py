@@ -37,7 +37,7 @@ class Pair:
 
 
 def find_drift(pair: Pair, files: dict[str, bytes]) -> list[Drift]:
-    """All findings in those of the consumer's `files` (path -> source) that mention the package or lie in it, ascending."""
+    """All findings, sorted, in those `files` of a consumer (path -> source) that mention the package or lie in it."""
     found: set[Drift] = set()
     trees = {}
     mention = re.compile(rb"\b%s\b" % pair.package.encode())

@@ -99,13 +99,14 @@ def unexported(tree: Path, stamp: Stamp | None) -> str | None:
     if running := operation_running(tree):
         return f"a {running} is under way"
     try:
-        head = git.text(tree, "rev-parse", "HEAD")
-        changed = git.run(tree, "status", "--porcelain", "-z").split(b"\0")[0]
+        status = git.run(tree, "status", "--porcelain=v2", "--branch", "--no-renames", "-z").split(b"\0")
     except git.GitError as exc:
         return f"git cannot read it ({exc.stderr})"
-    if changed:
-        return f"uncommitted changes, the first is {changed[3:].decode('utf-8', 'replace')!r}"
-    if head != stamp.head:
+    changed = next((record for record in status if record[:1] in b"12u?" and record), None)
+    if changed is not None:
+        path = changed.split(b" ", 1 if changed[:1] == b"?" else 10 if changed[:1] == b"u" else 8)[-1]
+        return f"uncommitted changes, the first is {path.decode('utf-8', 'replace')!r}"
+    if b"# branch.oid " + stamp.head.encode() not in status:
         return "commits that were not exported"
     return None
 
