@@ -39,18 +39,21 @@ class BeamReference:
     Args:
         path: checkpoint directory (BF16 or FP8, experts per tensor or packed).
         mode: `fp32`, `bf16` or `w8a8`.
-        expert_slices: W8A8 only: number of parts of an expert's intermediate
-            that are quantised and summed apart, as TP ranks without EP do.
+        row_slices: W8A8 only: tensor-parallel ranks, each of which quantises its
+            own part of the input of `o_proj` and of the dense `down_proj`.
+        expert_slices: the same for the experts (1 under expert parallelism).
         trace: called with (step name, tensor) for every step.
     """
 
-    def __init__(self, path: str, mode: str = "bf16", expert_slices: int = 1, trace: Trace = _no_trace) -> None:
+    def __init__(
+        self, path: str, mode: str = "bf16", row_slices: int = 1, expert_slices: int = 1, trace: Trace = _no_trace
+    ) -> None:
         if mode not in MODES:
             raise CheckpointError(f"mode {mode!r}: choose one of {', '.join(MODES)}")
         self.checkpoint = Checkpoint(path)
         self.shape = BeamShape.from_config(self.checkpoint.config)
         self.mode, self.dtype, self.trace = mode, MODES[mode], trace
-        self.expert_slices = expert_slices
+        self.row_slices, self.expert_slices = row_slices, expert_slices
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Hidden states [T, H] of token `ids` [T]."""
@@ -120,11 +123,17 @@ class BeamReference:
         tile = TILE if x.shape[0] > TILE_FROM else None
         attended = note("attn", steps.attention(q, k, project["v"], positions, window, tile))
         gated = steps.gate_output(attended, project["gate"], weights.tensor("self_attn.gate_bias"))
-        return weights.matrix("self_attn.o_proj")(note("gated", gated).flatten(1))
+        return self._row_parallel(weights.matrix("self_attn.o_proj"), note("gated", gated).flatten(1))
 
     def _mlp(self, weights: LayerWeights, x, note) -> torch.Tensor:
         gate, up = weights.matrix("mlp.gate_proj")(x), weights.matrix("mlp.up_proj")(x)
-        return weights.matrix("mlp.down_proj")(note("activation", steps.swiglu(gate, up)))
+        return self._row_parallel(weights.matrix("mlp.down_proj"), note("activation", steps.swiglu(gate, up)))
+
+    def _row_parallel(self, matrix, x: torch.Tensor) -> torch.Tensor:
+        """[T, K] -> [T, N] with one partial sum a rank, each rounded before they are added."""
+        if matrix.scale is None or self.row_slices == 1:
+            return matrix(x)
+        return self._sliced(matrix, x, self.row_slices).to(x.dtype)
 
     def _moe(self, weights: LayerWeights, x, note) -> torch.Tensor:
         shape = self.shape
@@ -163,15 +172,16 @@ class BeamReference:
             gate_up, down = weights.expert(expert)
             gate, up = gate_up(x[token]).chunk(2, dim=-1)
             activation = steps.swiglu(gate, up)
-            out = down(activation).float() if down.scale is None else self._sliced_down(activation, down)
+            out = down(activation).float() if down.scale is None else self._sliced(down, activation, self.expert_slices)
             total.index_add_(0, token, out * route_weights[token, route, None])
         return total.to(x.dtype)
 
-    def _sliced_down(self, activation: torch.Tensor, down) -> torch.Tensor:
-        """Down projection [t, I] -> [t, H], its input quantised per token over each slice of I; fp32 sum of slices."""
-        width = activation.shape[-1] // self.expert_slices
-        total = torch.zeros(activation.shape[0], down.weight.shape[0])
-        for start in range(0, activation.shape[-1], width):
+    @staticmethod
+    def _sliced(matrix, x: torch.Tensor, slices: int) -> torch.Tensor:
+        """W8A8 product whose input is quantised per token over each of `slices` parts of K; fp32 sum of the parts."""
+        width = x.shape[-1] // slices
+        total = torch.zeros(x.shape[0], matrix.weight.shape[0])
+        for start in range(0, x.shape[-1], width):
             part = slice(start, start + width)
-            total += fp8.w8a8_linear(activation[:, part], down.weight[:, part], down.scale).float()
+            total += fp8.w8a8_linear(x[:, part], matrix.weight[:, part], matrix.scale).float()
         return total
