@@ -7,6 +7,7 @@ difference grows layer by layer, so only step-by-step comparisons hold there.
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,10 @@ class Statistics:
     """How the values are drawn.
 
     `gain` over sqrt(fan-in) is the standard deviation of matrices; `head_gain`
-    that of the logits. `hostile` adds near-tied router rows (difference 1e-4),
+    that of the logits. `branch` scales the norms after attention and MLP, so it
+    is the weight of a sublayer beside the residual stream. `own` is what an
+    expert does not share with its siblings: with 1 a routing decision that flips
+    at a near-tie replaces a random matrix by another. `hostile` adds near-tied router rows (difference 1e-4),
     channels with scales from 2**-12 to 2**6 and one all-zero channel a matrix.
     """
 
@@ -27,10 +31,12 @@ class Statistics:
     head_gain: float = 2.0
     bias_mean: float = 28.0
     bias_spread: float = 0.01
+    branch: float = 1.0
+    own: float = 1.0
     hostile: bool = False
 
 
-SERVED = Statistics()
+SERVED = Statistics(branch=0.5, own=0.3)
 GRID = Statistics(gain=1.5, head_gain=1.5)
 HOSTILE = Statistics(gain=0.5, bias_spread=1e-5, hostile=True)
 
@@ -46,7 +52,11 @@ def _normal(seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
 
 def matrix(seed: int, name: str, shape: tuple[int, ...], how: Statistics) -> torch.Tensor:
     """BF16 [out, in]."""
-    values = _normal(seed, name, shape) * (how.gain / shape[-1] ** 0.5)
+    values = _normal(seed, name, shape)
+    if how.own < 1 and ".experts." in name:
+        common = _normal(seed, re.sub(r"\.experts\.\d+\.", ".experts.", name), shape)
+        values = how.own * values + (1 - how.own**2) ** 0.5 * common
+    values *= how.gain / shape[-1] ** 0.5
     if how.hostile:
         spread = torch.linspace(-12, 6, shape[0]).round()
         # Powers of two on a few rows: exact in BF16, and far apart in scale.
@@ -67,7 +77,7 @@ def vector(seed: int, name: str, kind: str, shape: tuple[int, ...], how: Statist
     """Every tensor that is not a projection, in fp32 (the caller casts)."""
     noise = _normal(seed, name, shape)
     if kind == "norm":
-        return 1.0 + 0.2 * noise
+        return (how.branch if ".post_" in name else 1.0) * (1.0 + 0.2 * noise)
     if kind == "router_bias":
         return how.bias_mean + how.bias_spread * noise
     if kind == "gate_bias":
