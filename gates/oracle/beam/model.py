@@ -42,11 +42,19 @@ class BeamReference:
         row_slices: W8A8 only: tensor-parallel ranks, each of which quantises its
             own part of the input of `o_proj` and of the dense `down_proj`.
         expert_slices: the same for the experts (1 under expert parallelism).
+        wide_scores: attention scores and probabilities in fp32, as a fused kernel
+            may keep them. The distance to the default is the noise floor.
         trace: called with (step name, tensor) for every step.
     """
 
     def __init__(
-        self, path: str, mode: str = "bf16", row_slices: int = 1, expert_slices: int = 1, trace: Trace = _no_trace
+        self,
+        path: str,
+        mode: str = "bf16",
+        row_slices: int = 1,
+        expert_slices: int = 1,
+        wide_scores: bool = False,
+        trace: Trace = _no_trace,
     ) -> None:
         if mode not in MODES:
             raise CheckpointError(f"mode {mode!r}: choose one of {', '.join(MODES)}")
@@ -54,6 +62,7 @@ class BeamReference:
         self.shape = BeamShape.from_config(self.checkpoint.config)
         self.mode, self.dtype, self.trace = mode, MODES[mode], trace
         self.row_slices, self.expert_slices = row_slices, expert_slices
+        self.score_dtype = torch.float32 if wide_scores else self.dtype
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Hidden states [T, H] of token `ids` [T]."""
@@ -121,7 +130,8 @@ class BeamReference:
         note("q", q)
         note("k", k)
         tile = TILE if x.shape[0] > TILE_FROM else None
-        attended = note("attn", steps.attention(q, k, project["v"], positions, window, tile))
+        scored = (value.to(self.score_dtype) for value in (q, k, project["v"]))
+        attended = note("attn", steps.attention(*scored, positions, window, tile).to(self.dtype))
         gated = steps.gate_output(attended, project["gate"], weights.tensor("self_attn.gate_bias"))
         return self._row_parallel(weights.matrix("self_attn.o_proj"), note("gated", gated).flatten(1))
 

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Score what a server generated against a CPU reference, token by token on the server's own text.
+
+The floor is the distance between two references that differ only in where
+attention rounds, which a fused kernel is free to choose. Served output may be
+further away than that by a factor, and may choose another token only where the
+reference's own gap is of the floor's size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gates.oracle.beam.model import BeamReference
+
+
+@dataclass
+class Answer:
+    """Generated ids of one prompt with the log-probabilities of the best tokens at each place."""
+
+    prompt: list[int]
+    ids: list[int]
+    top: list[dict[int, float]]
+
+
+@dataclass
+class Score:
+    """Distances of served output and of the floor; log-probabilities in nats, gaps in logits."""
+
+    served: float
+    floor: float
+    worst_gap: float
+    floor_gap: float
+    disagreements: list[tuple[int, int, float]]
+    tokens: int
+
+    def line(self) -> str:
+        gaps = ", ".join(f"{prompt}+{place}: {gap:.3f}" for prompt, place, gap in self.disagreements) or "none"
+        return (
+            f"mean |dlogprob| {self.served:.4f} (floor {self.floor:.4f}); {len(self.disagreements)} of {self.tokens} "
+            f"tokens differ, largest gap {self.worst_gap:.3f} (floor {self.floor_gap:.3f}); gaps {gaps}"
+        )
+
+
+def ask(server, prompts: list[list[int]], count: int) -> list[Answer]:
+    """Greedy completions of token prompts over HTTP, one after the other."""
+    return [_ask_one(server, prompt, count) for prompt in prompts]
+
+
+def _ask_one(server, prompt: list[int], count: int) -> Answer:
+    choice = (
+        server.client.completions.create(
+            model="tiny",
+            prompt=prompt,
+            max_tokens=count,
+            temperature=0,
+            logprobs=5,
+            extra_body={"ignore_eos": True, "return_token_ids": True, "return_tokens_as_token_ids": True},
+        )
+    ).choices[0]
+    top = [{int(k.split(":")[1]): v for k, v in place.items()} for place in choice.logprobs.top_logprobs]
+    return Answer(prompt, list(choice.token_ids), top)
+
+
+def ask_at_once(server, prompts: list[list[int]], count: int) -> list[Answer]:
+    """The same, all requests in flight together."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda prompt: _ask_one(server, prompt, count), prompts))
+
+
+def _gap(logits: torch.Tensor, token: int) -> float:
+    return float(logits.max() - logits[token])
+
+
+def score(checkpoint: Path, answers: list[Answer], mode: str, **slices: int) -> Score:
+    """Compare `answers` with the reference of `mode` (slices: row_slices, expert_slices)."""
+    reference = BeamReference(checkpoint, mode, **slices)
+    other = BeamReference(checkpoint, mode, wide_scores=True, **slices)
+    served, floor, floor_gap, wrong = [], [], 0.0, []
+    for answer in answers:
+        ids = torch.tensor(answer.prompt + answer.ids)
+        at = slice(len(answer.prompt) - 1, -1)
+        logits, wide = reference(ids)[at], other(ids)[at]
+        logprobs, wide_logprobs = logits.log_softmax(-1), wide.log_softmax(-1)
+        for place, (token, top) in enumerate(zip(answer.ids, answer.top, strict=True)):
+            served += [abs(value - float(logprobs[place, t])) for t, value in top.items()]
+            floor += [abs(float(wide_logprobs[place, t] - logprobs[place, t])) for t in top]
+            floor_gap = max(floor_gap, _gap(logits[place], int(wide[place].argmax())))
+            gap = _gap(logits[place], token)
+            if gap > 0:
+                wrong.append((len(answer.prompt), place, gap))
+    worst = max((gap for *_, gap in wrong), default=0.0)
+    tokens = sum(len(answer.ids) for answer in answers)
+    return Score(_mean(served), _mean(floor), worst, floor_gap, wrong, tokens)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def mean_difference(a: list[Answer], b: list[Answer]) -> float:
+    """Mean |dlogprob| over the places up to and including the first different token of each pair."""
+    values = []
+    for one, two in zip(a, b, strict=True):
+        for first, second, x, y in zip(one.top, two.top, one.ids, two.ids, strict=True):
+            values += [abs(first[t] - second[t]) for t in first.keys() & second.keys()]
+            if x != y:
+                break
+    return _mean(values)
