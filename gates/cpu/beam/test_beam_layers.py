@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vllm_gaudi.models.beam import cuts
 from vllm_gaudi.models.beam.attention import BeamAttention
 from vllm_gaudi.models.beam.layers import (
     BeamRMSNorm,
@@ -130,29 +129,18 @@ def test_swiglu_is_not_computed_in_bf16():
     assert swiglu(torch.zeros(8), PLAIN).abs().max() == 0
 
 
-@pytest.mark.parametrize(("k", "cuts_made"), [(0, 0), (1, 52), (2, 26), (4, 13), (52, 1)])
-def test_graph_cuts_per_pass(monkeypatch, k, cuts_made):
-    """52 layers: every layer of a prompt, every k-th of a decode step, none when not lazy."""
-    made = []
-    monkeypatch.setattr(cuts.htorch.core, "mark_step", lambda: made.append(1))
-    context = SimpleNamespace(attn_metadata=SimpleNamespace(is_prompt=False))
-    monkeypatch.setattr(cuts, "get_forward_context", lambda: context)
+def test_loop_ends_each_layer_once_in_lazy_mode_only(model, tokens, monkeypatch):
+    """Where the graph ends is the distribution's rule (every layer of a prompt, no layer of a decode step)."""
+    from vllm_gaudi.models.beam import model as beam_model
 
-    def one_pass(layer_cuts):
-        made.clear()
-        interval = layer_cuts.interval()
-        for index in range(1, 53):
-            if interval and index % interval == 0:
-                layer_cuts.cut()
-        return len(made)
-
-    layer_cuts = cuts.LayerCuts(k)
-    layer_cuts.lazy = True
-    assert one_pass(layer_cuts) == cuts_made
-    context.attn_metadata.is_prompt = True
-    assert one_pass(layer_cuts) == 52
-    layer_cuts.lazy = False
-    assert one_pass(layer_cuts) == 0
+    ended = []
+    monkeypatch.setattr(beam_model, "end_layer", lambda: ended.append(1))
+    harness = model("grid8")
+    harness.hidden(tokens(17, 3))
+    assert ended == []
+    monkeypatch.setattr(harness.model.model, "lazy", True)
+    harness.hidden(tokens(17, 3))
+    assert len(ended) == 8
 
 
 def test_layer_class_is_not_cut_by_the_plugin(model):
@@ -168,7 +156,7 @@ def test_layer_class_is_not_cut_by_the_plugin(model):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("VLLM_BEAM_EXACT", "yes"), ("VLLM_BEAM_DECODE_CUT", "-1"), ("VLLM_BEAM_EXPERT_SLICES", "0")],
+    [("VLLM_BEAM_EXACT", "yes"), ("VLLM_BEAM_EXPERT_SLICES", "0")],
 )
 def test_bad_settings_are_refused_by_name(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
@@ -177,6 +165,6 @@ def test_bad_settings_are_refused_by_name(monkeypatch, name, value):
 
 
 def test_settings_defaults(monkeypatch):
-    for name in ("VLLM_BEAM_EXACT", "VLLM_BEAM_DECODE_CUT", "VLLM_BEAM_EXPERT_SLICES"):
+    for name in ("VLLM_BEAM_EXACT", "VLLM_BEAM_EXPERT_SLICES"):
         monkeypatch.delenv(name, raising=False)
-    assert BeamSettings.from_environment() == BeamSettings(exact=False, decode_cut=0, expert_slices=1)
+    assert BeamSettings.from_environment() == BeamSettings(exact=False, expert_slices=1)

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable
 
+import habana_frameworks.torch as htorch
 import torch
 from torch import nn
 from vllm.config import VllmConfig
@@ -14,17 +15,21 @@ from vllm.sequence import IntermediateTensors
 
 from vllm_gaudi.models.beam.attention import BeamAttention
 from vllm_gaudi.models.beam.config import BeamConfig
-from vllm_gaudi.models.beam.cuts import LayerCuts
 from vllm_gaudi.models.beam.layers import BeamRMSNorm, DepthScaledAdd, Positions, softcap
 from vllm_gaudi.models.beam.loading import load_checked
 from vllm_gaudi.models.beam.moe import BeamMLP, BeamMoE
 from vllm_gaudi.models.beam.rounding import Rounding
 from vllm_gaudi.models.beam.serving_checks import check_serving
 from vllm_gaudi.models.beam.settings import BeamSettings
+from vllm_gaudi.runtime.layer_loop import end_layer
 
 
 class BeamLayer(nn.Module):
-    """One layer: attention and MLP, each between two norms, added with depth-scaled weights."""
+    """One layer: attention and MLP, each between two norms, added with depth-scaled weights.
+
+    Not named `...DecoderLayer`: the plug-in ends a lazy graph after each of those, in
+    decode too, where a launch costs host time. Here the model's loop decides.
+    """
 
     def __init__(
         self, vllm_config: VllmConfig, index: int, settings: BeamSettings, rounding: Rounding, prefix: str
@@ -77,7 +82,7 @@ class BeamModel(nn.Module, EagleModelMixin):
         self.positions = Positions(
             vllm_config.model_config.max_model_len, config.head_dim, config.rope_parameters["rope_theta"]
         )
-        self.cuts = LayerCuts(settings.decode_cut)
+        self.lazy = htorch.utils.internal.is_lazy()
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Token ids [...] -> [..., H]."""
@@ -94,11 +99,10 @@ class BeamModel(nn.Module, EagleModelMixin):
         hidden = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         tables = self.positions(positions)
         aux = self._maybe_add_hidden_state([], 0, hidden, None)
-        interval = self.cuts.interval()
         for index, layer in enumerate(self.layers, start=1):
             hidden = layer(hidden, tables)
-            if interval and index % interval == 0:
-                self.cuts.cut()
+            if self.lazy:
+                end_layer()
             self._maybe_add_hidden_state(aux, index, hidden, None)
         hidden = self.norm(hidden)
         return (hidden, aux) if aux else hidden

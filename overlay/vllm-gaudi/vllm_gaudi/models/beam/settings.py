@@ -4,7 +4,6 @@
 | variable | default | meaning |
 |---|---|---|
 | `VLLM_BEAM_EXACT` | 0 | 1 keeps every BF16 rounding point of the published model by integer arithmetic |
-| `VLLM_BEAM_DECODE_CUT` | 0 | decode: end the lazy graph after every k-th layer; 0 leaves cuts to collectives |
 | `VLLM_BEAM_EXPERT_SLICES` | 1 | with expert parallelism: quantise an expert's intermediate in n slices, as TP would |
 """
 
@@ -24,7 +23,6 @@ class BeamSettings:
     """Parsed settings. Raises ValueError naming the variable when a value is out of range."""
 
     exact: bool
-    decode_cut: int
     expert_slices: int
 
     @classmethod
@@ -32,6 +30,5 @@ class BeamSettings:
         """Read the environment."""
         return cls(
             exact=bool(_whole("VLLM_BEAM_EXACT", 0, 0, 1)),
-            decode_cut=_whole("VLLM_BEAM_DECODE_CUT", 0, 0, 1024),
             expert_slices=_whole("VLLM_BEAM_EXPERT_SLICES", 1, 1, 64),
         )
