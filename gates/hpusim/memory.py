@@ -22,6 +22,15 @@ allocations = 0
 pressure_hooks: list[Callable[[int, int], None]] = []
 
 
+_native: Any = None  # the native lane's allocator, which then does the counting
+
+
+def count_with(native: Any) -> None:
+    """Ask the native device for every figure from now on."""
+    global _native
+    _native = native
+
+
 class Block:
     """Booking of one device storage; lives exactly as long as the storage it is attached to."""
 
@@ -30,11 +39,15 @@ class Block:
     def __init__(self, nbytes: int) -> None:
         global _allocated, _peak, allocations
         for hook in pressure_hooks:
-            hook(nbytes, _allocated)
+            hook(nbytes, memory_allocated())
+        self.nbytes = 0
+        if _native is not None:
+            _native.book(nbytes)
+            self.nbytes = nbytes
+            return
         limit = settings().memory_bytes
         with _lock:
             if _allocated + nbytes > limit:
-                self.nbytes = 0
                 raise torch.OutOfMemoryError(
                     f"emulated HPU out of memory: asked for {nbytes} bytes with {_allocated} of {limit} in use; "
                     "lower gpu_memory_utilization or raise HPUSIM_MEM_GIB"
@@ -47,22 +60,28 @@ class Block:
 
     def __del__(self) -> None:
         global _allocated
+        if _native is not None:
+            _native.unbook(self.nbytes)
+            return
         with _lock:
             _allocated -= self.nbytes
 
 
 def memory_allocated(device: Any = None) -> int:
     """Bytes of device storages alive now."""
-    return _allocated
+    return _allocated if _native is None else _native.allocated()
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """High-water mark in bytes since start or the last reset."""
-    return _peak
+    return _peak if _native is None else _native.peak()
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     global _peak
+    if _native is not None:
+        _native.reset_peak()
+        return
     with _lock:
         _peak = _allocated
 
@@ -70,16 +89,16 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """(free, total) in bytes."""
     total = settings().memory_bytes
-    return total - _allocated, total
+    return total - memory_allocated(), total
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """The counters under the names Habana's allocator uses, in bytes."""
     return {
         "Limit": settings().memory_bytes,
-        "InUse": _allocated,
-        "MaxInUse": _peak,
-        "NumAllocs": allocations,
+        "InUse": memory_allocated(),
+        "MaxInUse": max_memory_allocated(),
+        "NumAllocs": allocations if _native is None else _native.allocations(),
         "NumFrees": 0,
         "ActiveAllocs": 0,
         "MaxAllocSize": 0,

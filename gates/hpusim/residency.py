@@ -27,7 +27,9 @@ def _storage(tensor: torch.Tensor) -> Any | None:
 def is_device(tensor: torch.Tensor) -> bool:
     """True when `tensor` lives on the emulated device."""
     storage = _storage(tensor)
-    return storage is not None and getattr(storage, _ATTRIBUTE, None) is not None
+    if storage is None:
+        return False
+    return storage.device.type == "hpu" or getattr(storage, _ATTRIBUTE, None) is not None
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
