@@ -31,10 +31,9 @@ class _OneBucket:
 
 def measure(checkpoint: Path, requests: int = 16, context: int = 262_144, rounds: int = 15) -> dict[str, Any]:
     """Ratio of the host time of `_create_decode_input_data` with arrays to that with lists."""
+    from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
     from vllm_gaudi.extension.defragmentation import OnlineDefragmenter
     from vllm_gaudi.runtime import settings
-
-    from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
     runner = ToyEngine(vllm_config(checkpoint, block_size=128, max_num_seqs=requests), 64).runner
     blocks = context // 128
     table = torch.randint(0, 40_000, (requests, blocks + 1), dtype=torch.int32)

@@ -9,29 +9,25 @@ import pytest
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_block_is_written_before_it_is_read(make_engine, asynchronous: bool) -> None:
     """A request takes the row a finished one left, ahead of the chunked prompt whose blocks it shares."""
-    shared = 0
-    for case in range(8):
-        engine = make_engine(asynchronous, 64, max_num_batched_tokens=48)
-        prompt = [40 + case * 10 + j for j in range(96)]
-        engine.add("first", [20, 21, 22 + case], 2)
-        engine.step()
-        engine.add("writer", prompt, 6)
-        for _ in range(1 + case % 2):
-            engine.step()
-        engine.add("reader", [*prompt[:32 + 16 * (case % 3)], 30, 31], 6)
-        real = engine.scheduler.kv_cache_manager.get_computed_blocks
+    engine = make_engine(asynchronous, 64, max_num_batched_tokens=48)
+    prompt = [40 + j for j in range(60)]
+    engine.add("first", [20, 21, 22], 2)
+    engine.step()
+    engine.add("writer", prompt, 6)
+    engine.step()  # one decode token and 47 of the prompt: its third block of 16 lacks a token
+    engine.add("reader", [*prompt[:48], 30, 31], 6)
+    hits = []
+    lookup = engine.scheduler.kv_cache_manager.get_computed_blocks
 
-        def counted(request, real=real, engine=engine):
-            nonlocal shared
-            found = real(request)
-            writing = engine.scheduler.requests.get("writer")
-            shared += bool(found[1]) and request.request_id == "reader" and writing.num_computed_tokens < found[1]
-            return found
+    def noted(request):
+        found = lookup(request)
+        hits.append((request.request_id, found[1], engine.scheduler.requests["writer"].num_computed_tokens))
+        return found
 
-        engine.scheduler.kv_cache_manager.get_computed_blocks = counted
-        engine.run()
-        assert engine.wrong() == {}, case
-    assert shared, "no request read a block of its own step"
+    engine.scheduler.kv_cache_manager.get_computed_blocks = noted
+    engine.run()
+    assert hits == [("reader", 48, 47)], "the reader hits a block that this step completes"
+    assert engine.wrong() == {}
 
 
 def test_order_of_rows(make_engine) -> None:

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face as the judge of served tokens: how far each generated token is from the best one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def deficits(checkpoint: Path, prompts: list[list[int]], answers: list[list[int]]) -> list[float]:
+    """Largest fp32 logit deficit of each answer's greedy tokens, teacher-forced; 0 means every token is the argmax.
+
+    bf16 rounding decides near-ties either way, so tokens are not compared; logits spread by about 1.2.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    found = []
+    with torch.inference_mode():
+        for prompt, answer in zip(prompts, answers, strict=True):
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1:-1]
+            chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+            found.append(float((logits.max(-1).values - chosen).max()))
+    return found
