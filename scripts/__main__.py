@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
 
 def main(words: list[str] | None = None) -> int:
     """Run one verb and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
     given = sys.argv[1:] if words is None else words
     verb = next((word for word in given if not word.startswith("-")), None)
     args = parser(verb if verb in VERBS else None).parse_args(given)

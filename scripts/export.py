@@ -13,7 +13,7 @@ from scripts.errors import Exit, ToolError
 from scripts.fetching import ensure_base
 from scripts.lockfile import Upstream
 from scripts.locking import exclusive
-from scripts.paths import Project
+from scripts.paths import Project, quote
 from scripts.transaction import Transaction
 from scripts.writing import write_commits
 
@@ -184,9 +184,9 @@ def series_text(old: str, names: list[str]) -> str:
 
 def _write(project: Project, change: Transaction, path: Path, content: bytes, mode: str = "100644") -> str:
     change.write(path, content, mode)
-    return os.path.relpath(path, project.root)
+    return quote(os.fsencode(os.path.relpath(path, project.root)))
 
 
 def _remove(project: Project, change: Transaction, path: Path) -> str:
     change.remove(path)
-    return os.path.relpath(path, project.root)
+    return quote(os.fsencode(os.path.relpath(path, project.root)))

@@ -19,6 +19,15 @@ from scripts.paths import Project
 
 FORMAT = 1
 KINDS = ("git", "sdist")
+# What reaches the command lines of git and pip, and folder names: nothing that could be read as an option, a second
+# requirement or a path that climbs.
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_SHAPES = {
+    "version": re.compile(r"[0-9][0-9A-Za-z.!_]*"),
+    "ref": re.compile(r"(?:[0-9A-Za-z][0-9A-Za-z._/+-]*)?"),
+    "git": re.compile(r"[^-\s\x00-\x1f][^\s\x00-\x1f]*"),
+    "sdist": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9A-Za-z.!_]*"),
+}
 _HEX = {40: re.compile(r"^[0-9a-f]{40}$"), 64: re.compile(r"^[0-9a-f]{64}$")}
 
 
@@ -133,9 +142,13 @@ def _upstream(path: Path, name: str, table: Any) -> Upstream:
         raise _bad(path, f"upstream.{name}.kind", f"must be one of {', '.join(KINDS)}")
     key, length = ("commit", 40) if kind == "git" else ("sha256", 64)
     pin = _string(path, table, key, f"upstream.{name}.{key}", length)
-    for needed in ("address", "version"):
-        if not value(needed):
-            raise _bad(path, f"upstream.{name}.{needed}", "is missing")
+    if not _NAME.fullmatch(name):
+        raise _bad(path, f"upstream.{name!r}", "must be lower case words joined by -")
+    for needed, shape in (("address", kind), ("version", "version"), ("ref", "ref")):
+        if not _SHAPES[shape].fullmatch(value(needed)):
+            raise _bad(path, f"upstream.{name}.{needed}", f"is missing or malformed: {value(needed)[:80]!r}")
+    if "::" in value("address").partition("/")[0]:
+        raise _bad(path, f"upstream.{name}.address", "names a git remote helper, which would run a command")
     files = table.get("files", {})
     if not isinstance(files, dict) or not all(isinstance(v, str) for v in files.values()):
         raise _bad(path, f"upstream.{name}.files", "must map paths to sha256")

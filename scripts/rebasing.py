@@ -39,6 +39,8 @@ class Rehearsal:
 def target(project: Project, upstream: Upstream, to: str) -> Upstream:
     """The lock entry of `upstream` at tag, branch, commit or release `to`, its base cached and its tree known."""
     if upstream.kind == "sdist":
+        if not _RELEASE.match(to):
+            raise ToolError(f"`{to}` is no release", where="command line", action="give one as on the index: 1.2.3")
         address = f"{upstream.address.partition('==')[0]}=={to}"
         _, digest = pip_sdist.download(project, address, None)
         found = replace(upstream, address=address, version=to, pin=digest)
