@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gates.hpusim import metrics, probe
+from gates.hpusim import metrics, probe, tracker
 
 
 def hpu_backend(graph: torch.fx.GraphModule, example_inputs: list[Any], **_: Any) -> Callable[..., Any]:
@@ -20,6 +20,7 @@ def hpu_backend(graph: torch.fx.GraphModule, example_inputs: list[Any], **_: Any
     def run(*args: Any) -> Any:
         if probe.listeners:
             probe.emit("compiled_call")
-        return forward(*args)
+        with tracker.compiled_graph():
+            return forward(*args)
 
     return run

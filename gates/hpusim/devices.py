@@ -34,7 +34,9 @@ def is_hpu(device: Any) -> bool:
         index = device.index
     else:
         return False
-    if index is not None and not 0 <= index < settings().devices:
+    if torch.compiler.is_dynamo_compiling() or index is None:
+        return True
+    if not 0 <= index < settings().devices:
         raise RuntimeError(
             f"hpu:{index} does not exist: the emulated machine has {settings().devices} (HPUSIM_DEVICES)"
         )
@@ -57,6 +59,10 @@ def _factory(original: Callable[..., Any], like: bool) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         pinned = kwargs.pop("pin_memory", False)
+        if torch.compiler.is_dynamo_compiling():  # the graph's tensors are booked when it runs
+            if device is not None and is_hpu(device):
+                kwargs["device"] = CPU
+            return original(*args, **kwargs)
         on_card = is_hpu(device) if device is not None else bool(like and args and is_device(args[0]))
         if on_card and device is not None:
             kwargs["device"] = CPU

@@ -38,6 +38,7 @@ class Block:
 
     def __init__(self, nbytes: int) -> None:
         global _allocated, _peak, allocations
+        self.nbytes = 0  # what the destructor gives back when a hook or the limit refuses
         for hook in pressure_hooks:
             hook(nbytes, memory_allocated())
         self.nbytes = 0

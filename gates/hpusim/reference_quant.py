@@ -48,13 +48,12 @@ def _experts(module: Any) -> Any:
     return forward
 
 
-def disturb_routers(model: Any, seed: int) -> bool:
-    """Multiply every router's input by 1 + 2^-8 x noise, one bf16 rounding; False when the model has no router."""
-    generator = torch.Generator().manual_seed(seed)
+def disturb_routers(model: Any, generator: torch.Generator) -> bool:
+    """Multiply every router's input by 1 + 2^-6 x noise, a few bf16 roundings; False when the model has no router."""
     routers = [module for name, module in model.named_modules() if name.endswith((".gate", ".router"))]
 
     def before(_: Any, args: tuple) -> tuple:
-        noise = torch.randn(args[0].shape, generator=generator) * 2.0**-8
+        noise = torch.randn(args[0].shape, generator=generator) * 2.0**-6
         return (args[0] * (1 + noise).to(args[0].dtype), *args[1:])
 
     for router in routers:

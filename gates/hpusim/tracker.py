@@ -22,6 +22,7 @@ from gates.hpusim.settings import settings
 
 class _State(threading.local):
     paused = 0  # per thread: another thread's own work must not hide this one's
+    compiled = 0  # inside a compiled graph everything, constants too, is on the card
 
 
 _state = _State()
@@ -50,6 +51,16 @@ def is_paused() -> bool:
 
 # A host index (a Python list, say) into a device tensor is legal: torch copies it over first.
 INDEXING = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default})
+
+
+@contextmanager
+def compiled_graph() -> Iterator[None]:
+    """A compiled graph runs: what it makes from nothing is made on the card."""
+    _state.compiled += 1
+    try:
+        yield
+    finally:
+        _state.compiled -= 1
 
 
 @contextmanager
@@ -83,6 +94,8 @@ class Tracker(TorchDispatchMode):
         inputs = list(_tensors(args))
         if kwargs:
             inputs.extend(_tensors(kwargs.values()))
+        if _state.compiled and not inputs and isinstance(out, torch.Tensor):
+            return to_device(out)
         on_device = [is_device(tensor) for tensor in inputs]
         if not any(on_device):
             return out

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.long]
 # while the sequence fits into the window, so these prompts stay below it.
 SHORT = {"gpt_oss": (7, 40, 23, 61)}
 # W8A8 moves every product by its own rounding; one quantisation step of an activation can move a logit this far.
-W8A8_TIE = 0.25
+W8A8_TIE = 0.125
 
 
 def prompts_for(architecture):
@@ -52,7 +52,7 @@ def test_mxfp4(tmp_path):
 
 @pytest.mark.parametrize(("window", "exact"), [(128, False), (2048, True)])
 def test_window_is_block_granular(window, exact, tmp_path):
-    """Upstream's approximation, and that it is the whole disagreement: without a window in reach the tokens are right."""
+    """Upstream's approximation, and that it is the whole disagreement: with no window in reach the tokens are right."""
     source = random.Random(1)
     prompts = [[source.randrange(8, 512) for _ in range(n)] for n in (7, 129)]
     model = checkpoints.make("gpt_oss", tmp_path, sliding_window=window)
