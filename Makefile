@@ -53,7 +53,7 @@ serve: ## the same, left running until Ctrl-C
 	$(TOOL) demo --serve
 
 bench-stack: ## laying the stack against git am and quilt push, as ratios of one run
-	@$(DEV) && build/venv/bin/python -m scripts.bench_stack
+	@$(DEV) && build/venv/bin/python -m gates.build.bench_stack
 
 clean: ## remove what was built; the user cache stays
 	rm -rf build dist
