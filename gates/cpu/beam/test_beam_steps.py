@@ -27,6 +27,15 @@ def test_fp8_step_equals_the_w8a8_reference_on_its_own_input(run_pass, shape, co
     assert difference <= CHECKS[check].w8a8, f"{check}: {difference:.3g} > {CHECKS[check].w8a8:.3g}"
 
 
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_hostile_statistics_and_awkward_sizes(run_pass, check, fp8):
+    """Near-tied routes, scales from 2**-12 to 2**6, an all-zero channel, widths that are no powers of two."""
+    difference = CHECKS[check].measure(run_pass("awkward", 17, 129, fp8=fp8))
+    limit = CHECKS[check].limit("w8a8" if fp8 else "bf16")
+    assert difference <= limit, f"{check}: {difference:.3g} > {limit:.3g}"
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_whole_network_in_fp32_agrees_to_1e_4(model, checkpoint, tokens, cell):
     shape, seed, count = cell
