@@ -13,14 +13,25 @@ from vllm.exceptions import VLLMValidationError
 from vllm.parser.chat_prompt.effort import SCALE, EffortLevels, map_effort, nearest
 from vllm.parser.chat_prompt.history import mapping, prepared
 from vllm.parser.chat_prompt.identity import model_card_fields, note_template, template_hash
-from vllm.parser.chat_prompt.prepare import PROFILES, TemplateComplaint, prepare_prompt
+from vllm.parser.chat_prompt.prepare import PROFILES, TemplateComplaint, prepare_prompt, profile_of
 from vllm.renderers.params import ChatParams
 
-BEAM, MUSE = PROFILES["beam"].effort, PROFILES["muse_spark"].effort
+BEAM, MUSE = PROFILES["beam"].effort, PROFILES["muse"].effort
 
 
 def config(model_type: str):
     return SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type), model=f"/{model_type}")
+
+
+def bare(model_type: str, parser: str | None = None):
+    """As much of a renderer as `prepare_prompt` reads."""
+    return SimpleNamespace(model_config=config(model_type), parser=SimpleNamespace(format_name=parser))
+
+
+def test_profile_follows_the_parser_where_the_model_type_is_unknown():
+    assert profile_of(bare("llama")) is None
+    assert profile_of(bare("llama", "muse")) is PROFILES["muse"]
+    assert profile_of(bare("beam", "muse")) is PROFILES["beam"]
 
 
 @pytest.mark.parametrize(("model", "expected"), [
@@ -113,7 +124,7 @@ def test_content_beside_calls_and_result_names():
 
 def test_muse_tools_have_what_the_template_writes():
     tools = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]
-    _, params = prepare_prompt(config("muse_spark"), SimpleNamespace(), [],
+    _, params = prepare_prompt(bare("muse_spark"), SimpleNamespace(), [],
                                ChatParams(chat_template_kwargs={"tools": tools}))
     assert params.chat_template_kwargs["tools"][0]["function"] == {
         "name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -121,7 +132,7 @@ def test_muse_tools_have_what_the_template_writes():
 
 def test_other_models_are_left_alone():
     messages, params = [{"role": "assistant", "reasoning": 3}], ChatParams()
-    assert prepare_prompt(config("llama"), SimpleNamespace(), messages, params) == (messages, params)
+    assert prepare_prompt(bare("llama"), SimpleNamespace(), messages, params) == (messages, params)
 
 
 def test_template_hash_is_in_the_card():

@@ -22,26 +22,32 @@ class PromptProfile:
 
 PROFILES = {
     "beam": PromptProfile(EffortLevels("reasoning_effort", ("low", "medium", "high"))),
-    "muse_spark": PromptProfile(
+    "muse": PromptProfile(
         EffortLevels("reasoning_strength", ("low", "medium", "high", "xhigh")),
         split_calls=True, full_tools=True),
 }
+_OF_MODEL_TYPE = {"beam": "beam", "muse_spark": "muse"}
 
 
-def profile_of(model_config: Any) -> PromptProfile | None:
-    return PROFILES.get(getattr(model_config.hf_config, "model_type", None))
+def profile_of(renderer: Any) -> PromptProfile | None:
+    """The profile of a renderer's model, or of the format its parser reads."""
+    name = _OF_MODEL_TYPE.get(getattr(renderer.model_config.hf_config, "model_type", None))
+    return PROFILES.get(name or getattr(renderer.parser, "format_name", None))
 
 
-def prepare_prompt(model_config: Any, request: Any, messages: list[Any],
+def prepare_prompt(renderer: Any, request: Any, messages: list[Any],
                    chat_params: Any) -> tuple[list[Any], Any]:
     """Messages and template parameters as the model's template needs them.
 
     Models without a profile get both back as they are.
 
+    Args:
+        renderer: an `OnlineRenderer`; its `model_config` and `parser` are read.
+
     Raises:
         VLLMValidationError: a value that no template could take; names the parameter.
     """
-    profile = profile_of(model_config)
+    profile = profile_of(renderer)
     if profile is None:
         return messages, chat_params
     asked = getattr(request, "chat_template_kwargs", None) or {}
@@ -72,7 +78,3 @@ class TemplateComplaint(ValueError):
             "message with its `reasoning`, tool arguments as a JSON object, and a tool message "
             "for each tool call")
 
-
-def complaint(error: Exception) -> Exception:
-    """The error to report for what the template engine raised."""
-    return TemplateComplaint(error)
