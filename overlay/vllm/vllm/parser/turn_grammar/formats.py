@@ -7,6 +7,8 @@ tag text, which is xgrammar's cache key, stays short and canonical.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -40,8 +42,13 @@ def text(excludes: Iterable[str] = (), *, max_tokens: int | None = None,
     return fmt
 
 
+# Enough for indentation; a model cannot fill its token limit with white space.
+MAX_WHITESPACE = 64
+
+
 def json_value(schema: bool | dict[str, Any], excludes: Iterable[str] = ()) -> Format:
-    fmt: Format = {"type": "json_schema", "json_schema": schema}
+    fmt: Format = {"type": "json_schema", "json_schema": schema,
+                   "max_whitespace_cnt": MAX_WHITESPACE}
     if excluded := list(dict.fromkeys(excludes)):
         fmt["excludes"] = excluded
     return fmt
@@ -88,3 +95,26 @@ def star(content: Format) -> Format:
 
 def structural_tag(content: Format) -> dict[str, Any]:
     return {"type": "structural_tag", "format": content}
+
+
+def accepted(fmt: Format) -> Format:
+    """`fmt` if xgrammar takes it on its own.
+
+    Raises:
+        NotGrammar: it does not (an unresolvable reference, a schema nothing satisfies, a
+            pattern outside its dialect).
+    """
+    if (reason := _refusal(json.dumps(structural_tag(fmt)))) is not None:
+        raise NotGrammar(reason)
+    return fmt
+
+
+@functools.lru_cache(maxsize=1024)
+def _refusal(tag_text: str) -> str | None:
+    import xgrammar as xgr
+
+    try:
+        xgr.Grammar.from_structural_tag(tag_text)
+    except Exception as error:  # the library raises RuntimeError and errors of its own
+        return str(error)
+    return None

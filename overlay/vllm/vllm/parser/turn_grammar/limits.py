@@ -10,8 +10,12 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 
 MAX_DEPTH = 96
-MAX_NODES = 50_000
-MAX_SCHEMA_BYTES = 1 << 20
+MAX_NODES = 20_000
+# Compile time grows with the square of both: about 1 s at these bounds.
+MAX_VALUES = 4096
+MAX_PROPERTIES = 512
+MAX_REGEX_BYTES = 16 << 10
+MAX_GRAMMAR_BYTES = 256 << 10
 MAX_TOOLS = 1024
 MAX_TOOLS_BYTES = 4 << 20
 # Above this much tag text the remaining tools keep their names but not their schemas:
@@ -23,8 +27,8 @@ def check_schema(schema: Any, *, parameter: str, owner: str = "the JSON schema")
     """Number of nodes of `schema`.
 
     Raises:
-        VLLMValidationError: too deep, too many nodes, too long, or text that is not Unicode
-            (an unpaired surrogate).
+        VLLMValidationError: too deep, too many nodes, an enumeration or an object too wide, or
+            text that is not Unicode (an unpaired surrogate).
     """
     count, frontier, depth = 0, [schema], 0
     while frontier:
@@ -36,6 +40,7 @@ def check_schema(schema: Any, *, parameter: str, owner: str = "the JSON schema")
         for node in frontier:
             count += 1
             if isinstance(node, Mapping):
+                _check_width(node, owner, parameter)
                 for key in node:
                     check_text(key, f"a key of {owner}", parameter)
                 below.extend(node.values())
@@ -47,6 +52,14 @@ def check_schema(schema: Any, *, parameter: str, owner: str = "the JSON schema")
             _refuse(f"{owner} has more than {MAX_NODES} nodes; send a smaller schema", parameter)
         frontier = below
     return count
+
+
+def _check_width(node: Mapping[str, Any], owner: str, parameter: str) -> None:
+    for key, limit in (("enum", MAX_VALUES), ("properties", MAX_PROPERTIES)):
+        members = node.get(key)
+        if isinstance(members, (list, Mapping)) and len(members) > limit:
+            _refuse(f"{key} of {owner} has {len(members)} entries, at most {limit} are served; "
+                    "send fewer", parameter)
 
 
 def check_size(value: Any, limit: int, *, parameter: str, owner: str) -> int:

@@ -162,6 +162,10 @@ def thinking_budget(request: Any) -> int | None:
     budget = getattr(request, "_thinking_budget", None)
     if getattr(request, "thinking_token_budget", None) is not None:
         budget = request.thinking_token_budget
+        if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
+            raise VLLMValidationError(
+                f"thinking_token_budget is {budget!r}; send a number of tokens from 0 on",
+                parameter="thinking_token_budget")
         request.thinking_token_budget = None
         request._thinking_budget = budget
     return budget

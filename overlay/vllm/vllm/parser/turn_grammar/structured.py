@@ -8,9 +8,15 @@ from dataclasses import replace
 
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar import formats as f
-from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.formats import NotGrammar, accepted
 from vllm.parser.turn_grammar.json_schemas import bounds_string_length, sized_strings_as_patterns
-from vllm.parser.turn_grammar.limits import check_schema
+from vllm.parser.turn_grammar.limits import (
+    MAX_GRAMMAR_BYTES,
+    MAX_REGEX_BYTES,
+    check_schema,
+    check_size,
+    check_text,
+)
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.utils import convert_lark_to_ebnf, grammar_is_likely_lark
 
@@ -39,15 +45,18 @@ def answer_body(params: StructuredOutputsParams | None,
         schema = sized_strings_as_patterns(schema)
         # A length and excluded substrings cannot both be held; the client asked for the length.
         kept = () if bounds_string_length(schema) else delimiters
-        return _accepted(f.json_value(schema, kept))
+        return accepted(f.json_value(schema, kept))
     if params.regex is not None:
-        return _accepted(f.regex(params.regex))
+        _check(params.regex, MAX_REGEX_BYTES, "the regex")
+        return accepted(f.regex(params.regex))
     if params.choice is not None:
         if not params.choice:
             raise NotGrammar("an empty list of choices")
+        check_schema({"enum": params.choice}, parameter="structured_outputs", owner="the choices")
         return f.any_of(params.choice)
     if params.grammar is not None:
-        return _accepted({"type": "grammar", "grammar": _ebnf(params.grammar)})
+        _check(params.grammar, MAX_GRAMMAR_BYTES, "the grammar")
+        return accepted({"type": "grammar", "grammar": _ebnf(params.grammar)})
     raise NotGrammar("a structural tag of the client's own")
 
 
@@ -55,6 +64,11 @@ def constraint_of(request) -> StructuredOutputsParams | None:
     """The request's own structured-output constraint, of either API."""
     params = request.extract_structured_outputs()
     return None if params is None else replace(params)
+
+
+def _check(text: str, limit: int, owner: str) -> None:
+    check_text(text, owner, "structured_outputs")
+    check_size(text, limit, parameter="structured_outputs", owner=owner)
 
 
 def _loaded(schema: str):
@@ -71,14 +85,3 @@ def _ebnf(grammar: str) -> str:
         return convert_lark_to_ebnf(grammar)
     except ValueError as error:
         raise NotGrammar(f"Lark grammar: {error}") from error
-
-
-def _accepted(body: f.Format) -> f.Format:
-    """`body` if xgrammar accepts it on its own."""
-    import xgrammar as xgr
-
-    try:
-        xgr.Grammar.from_structural_tag(json.dumps(f.structural_tag(body)))
-    except Exception as error:
-        raise NotGrammar(str(error)) from error
-    return body

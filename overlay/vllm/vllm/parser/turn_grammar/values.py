@@ -80,4 +80,4 @@ def _json(schema: Mapping[str, Any], types: Sequence[str], definitions: Mapping[
         body = {"anyOf": [body, {"type": "null"}]}
     if definitions and "$ref" in json.dumps(body):
         body = {**body, **definitions}
-    return f.json_value(without_lengths(body), delimiters)
+    return f.accepted(f.json_value(without_lengths(body), delimiters))

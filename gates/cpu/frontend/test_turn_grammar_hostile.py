@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that would explode a grammar: bounded work, a 400 that names the parameter, nothing half-set."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import xgrammar as xgr
+from turn_harness import ByteMatcher, recorded, request_of, tag_of
+
+from vllm.exceptions import VLLMValidationError
+from vllm.parser.turn_grammar import cache, limits
+from vllm.parser.turn_grammar.muse_format import MUSE
+from vllm.parser.turn_grammar.request import Serving, constrain_request
+from vllm.parser.turn_grammar.template_format import turn_format
+from vllm.parser.turn_grammar.turn import Tool, TurnRules, turn_tag
+
+TURN = turn_format(recorded("turn_grammar_beam")["templates"]["T1"])
+PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+THINK = "<|channel|>analysis<|message|>r<|end|><|start|>assistant"
+XML = "<|channel|>analysis <|constrain|>xml<|message|>"
+
+
+def tool(parameters, name="f", **fields):
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+def constrain(fields, tools=None, turn=TURN):
+    request = request_of(fields, tools)
+    return constrain_request(request, turn, prompt=PROMPT, serving=Serving())
+
+
+def nested(depth: int):
+    schema: dict = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return {"type": "object", "properties": {"a": schema}}
+
+
+def refused(fields, tools, parameter):
+    request = request_of(fields, tools)
+    with pytest.raises(VLLMValidationError) as caught:
+        constrain_request(request, TURN, prompt=PROMPT, serving=Serving())
+    assert caught.value.parameter == parameter
+    assert len(str(caught.value)) < 600
+    assert getattr(request, "_parser_structured_outputs", None) is None
+    return str(caught.value)
+
+
+WIDE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(600)}}
+ENUM = {"type": "object", "properties": {"a": {"type": "string", "enum": [f"v{i}" for i in range(5000)]}}}
+
+
+@pytest.mark.parametrize("schema", [nested(200), WIDE, ENUM, {"type": "object", "properties": {
+    f"p{i}": {"type": "array", "items": {"type": "object", "properties": {f"q{j}": {"type": "string"} for j in range(400)}}}
+    for i in range(60)}}])
+def test_exploding_schemas_are_refused(schema):
+    assert "f" in refused({}, [tool(schema)], "tools")
+    refused({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}, None,
+            "response_format")
+
+
+def test_the_same_schemas_within_bounds_are_served():
+    """Control: the bounds are not what makes these fail."""
+    tag = tag_of(constrain({}, [tool(nested(20)), tool({**WIDE, "properties": dict(list(WIDE["properties"].items())[:50])},
+                                                       "g")]))
+    assert xgr.Grammar.from_structural_tag(tag) is not None
+
+
+def test_megabyte_tool_lists():
+    many = [tool({"type": "object", "properties": {}}, f"t{i}") for i in range(limits.MAX_TOOLS + 1)]
+    assert "at most" in refused({}, many, "tools")
+    long = [tool({"type": "object", "properties": {"a": {"type": "string", "description": "x" * (5 << 20)}}})]
+    assert "bytes" in refused({}, long, "tools")
+
+
+def test_large_tool_sets_give_up_schemas_not_names(monkeypatch):
+    monkeypatch.setattr(cache, "STRICT_TAG_BYTES", 40_000)
+    tools = tuple(Tool(f"tool{i}", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+                  for i in range(60))
+    text = cache.bounded_text(TURN, TurnRules(tools=tools, answer=False))
+    assert len(text) < 4 * 40_000
+    matcher = ByteMatcher(text)
+    call = THINK + " to={}" + XML + '<rfl:parameter name="a">\n{}\n</rfl:parameter><|call|>'
+    assert matcher.read(call.format("tool0", "7"))[1]
+    assert not matcher.read(call.format("tool0", "x"))[0]
+    assert matcher.read(call.format("tool59", "x"))[1]
+    assert not matcher.read(call.format("tool60", "7"))[0]
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "object", "properties": {"c": {"$ref": "#"}}},
+    {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/A"}}},
+     "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}},
+    {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/none"}}}},
+    {"type": "object", "properties": {"c": {"type": "string", "enum": ["</rfl:parameter>\n<|call|>"]}}},
+    {"type": "object", "properties": {"c": {"type": "string", "pattern": "(?<=a)b\\1"}}},
+    {"type": "object", "properties": {"c": {"type": "string", "pattern": "^(a{1,9999}){1,9999}$"}}},
+    {"type": "array"}, {"properties": 3}, {"type": ["object"]}, {"type": "object", "required": ["x"], "properties": {}}])
+def test_schemas_that_cannot_be_held_to_are_served_free(schema):
+    """Names stay enforced; any arguments pass; the grammar compiles."""
+    matcher = ByteMatcher(tag_of(constrain({"tool_choice": "required"}, [tool(schema)])))
+    assert matcher.read(THINK + " to=f" + XML + '<rfl:parameter name="c">\nx\n</rfl:parameter><|call|>')[1]
+    assert not matcher.read(THINK + " to=g" + XML + "<|call|>")[0]
+
+
+def test_recursive_definitions_are_enforced():
+    schema = {"type": "object", "properties": {"tree": {"type": "array", "items": {"$ref": "#/$defs/N"}}},
+              "$defs": {"N": {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}}}}
+    matcher = ByteMatcher(tag_of(constrain({"tool_choice": "required"}, [tool(schema)])))
+    call = THINK + " to=f" + XML + '<rfl:parameter name="tree">\n{}\n</rfl:parameter><|call|>'
+    assert matcher.read(call.format('[{"n": {"n": {}}}]'))[1]
+    assert not matcher.read(call.format('[{"n": 3}]'))[0]
+
+
+@pytest.mark.parametrize("name", ["two words", "a<b", "", "\u00a0", "x\ny"])
+def test_names_the_format_cannot_spell(name):
+    assert "cannot be encoded" in refused({}, [tool({"type": "object", "properties": {}}, name)], "tools")
+
+
+def test_muse_names():
+    with pytest.raises(VLLMValidationError, match="cannot be encoded"):
+        constrain({}, [tool(None, "näme")], MUSE)
+    with pytest.raises(VLLMValidationError, match="cannot be encoded"):
+        constrain({}, [tool({"type": "object", "properties": {"a b": {"type": "string"}}}, strict=True)], MUSE)
+
+
+def test_unpaired_surrogates():
+    refused({}, [tool({"type": "object", "properties": {"a": {"type": "string", "enum": ["\ud800"]}}})], "tools")
+    refused({"structured_outputs": {"choice": ["\ud800", "b"]}}, None, "structured_outputs")
+    refused({"structured_outputs": {"regex": "\ud800"}}, None, "structured_outputs")
+
+
+@pytest.mark.parametrize("constraint", [{"regex": "a" * 20_000}, {"grammar": "root ::= " + '"a" ' * 90_000},
+                                        {"choice": [f"c{i}" for i in range(5000)]}])
+def test_long_constraints_are_refused(constraint):
+    refused({"structured_outputs": constraint}, None, "structured_outputs")
+
+
+@pytest.mark.parametrize("budget", [-1, "many", 1.5, True])
+def test_odd_budgets_are_refused(budget):
+    request = request_of({"api": "responses"}, None)
+    request.thinking_token_budget = budget
+    with pytest.raises(VLLMValidationError) as caught:
+        constrain_request(request, TURN, prompt=PROMPT, serving=Serving())
+    assert caught.value.parameter == "thinking_token_budget"
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "0x10", "01"])
+def test_numbers_outside_json_are_not_grammatical(text):
+    matcher = ByteMatcher(tag_of(constrain({"tool_choice": "required"}, [tool(
+        {"type": "object", "properties": {"n": {"type": "number"}, "l": {"type": "array", "items": {"type": "number"}}}})])))
+    call = THINK + " to=f" + XML + '<rfl:parameter name="n">\n{}\n</rfl:parameter><|call|>'
+    assert matcher.read(call.format("-1.5e3"))[1]
+    assert not matcher.read(call.format(text))[0]
+
+
+def test_the_tag_cache_is_bounded():
+    own = cache.TagCache(limit=20_000)
+    for index in range(40):
+        own.get(TURN, TurnRules(tools=(Tool(f"t{index}"),)))
+    assert own.bytes <= 20_000
+    assert own.misses == 40
+    own.get(TURN, TurnRules(tools=(Tool("t39"),)))
+    assert own.hits == 1
+
+
+def test_tag_grows_with_the_parameters_not_their_square():
+    def size(count):
+        schema = {"type": "object", "properties": {f"p{i:03}": {"type": "string"} for i in range(count)}}
+        return len(json.dumps(turn_tag(TURN, TurnRules(tools=(Tool("f", schema),)))))
+
+    assert size(256) < 16 * size(32)
