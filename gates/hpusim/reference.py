@@ -4,8 +4,8 @@
     verdicts = judge([(checkpoint, prompts, outputs), ...])      # a process of its own, without the emulation
 
 For each generated token: does it equal the reference's argmax, and if not, how far below the best logit does it lie
-(the gap)? The reference runs in bf16, in fp32 and with the routers' inputs moved as rounding moves them, and the
-smallest gap counts: where rounding decides a token or an expert, either choice is right.
+(the gap)? The reference runs in bf16, in fp32 and with the inputs of routers and quantisers moved as rounding moves
+them; the smallest gap counts, since where rounding decides a token or an expert, either choice is right.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _judge(job: dict[str, Any]) -> dict[str, Any]:
     runs = [run(reference_quant.load(Path(job["model"]), dtype)) for dtype in (torch.bfloat16, torch.float32)]
     model = reference_quant.load(Path(job["model"]), torch.float32)
     generator = torch.Generator()
-    if reference_quant.disturb_routers(model, generator):
+    if reference_quant.disturb(model, generator):
         for seed in range(NOISE_SEEDS):
             generator.manual_seed(seed)
             runs.append(run(model))

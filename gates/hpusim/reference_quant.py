@@ -17,10 +17,13 @@ import torch.nn.functional as F
 from gates.hpusim.settings import settings
 
 _NOT_FP8 = ("lm_head", "gate", "router")
+_noise: list[torch.Generator] = []  # when set, quantisers see their input moved by one bf16 rounding
 
 
 def fake_quantise(x: torch.Tensor) -> torch.Tensor:
     """x as its per-token E4M3 codes mean it, computed in the dtype of x."""
+    if _noise:
+        x = x * (1 + torch.randn(x.shape, generator=_noise[0]) * 2.0**-8).to(x.dtype)
     top = settings().personality.fp8_max
     scale = (x.abs().amax(-1, keepdim=True) + 1e-8) / top
     codes = (x * (1.0 / scale)).float().clamp(-top, top).to(torch.float8_e4m3fn)
@@ -48,8 +51,11 @@ def _experts(module: Any) -> Any:
     return forward
 
 
-def disturb_routers(model: Any, generator: torch.Generator) -> bool:
-    """Multiply every router's input by 1 + 2^-6 x noise, a few bf16 roundings; False when the model has no router."""
+def disturb(model: Any, generator: torch.Generator) -> bool:
+    """Move what rounding moves before a decision is taken on it: the inputs of routers (2^-6) and of quantisers (2^-8).
+
+    False when the model takes no such decision.
+    """
     routers = [module for name, module in model.named_modules() if name.endswith((".gate", ".router"))]
 
     def before(_: Any, args: tuple) -> tuple:
@@ -58,7 +64,9 @@ def disturb_routers(model: Any, generator: torch.Generator) -> bool:
 
     for router in routers:
         router.register_forward_pre_hook(before)
-    return bool(routers)
+    if model.quantised:
+        _noise.append(generator)
+    return bool(routers) or model.quantised
 
 
 def load(folder: Path, dtype: torch.dtype) -> Any:
@@ -69,7 +77,9 @@ def load(folder: Path, dtype: torch.dtype) -> Any:
     method = config.get("quantization_config", {}).get("quant_method")
     source = folder if method is None else folder / "dequantised"
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, attn_implementation="eager").eval()
-    if method == "compressed-tensors":
+    _noise.clear()
+    model.quantised = method == "compressed-tensors"
+    if model.quantised:
         for name, module in model.named_modules():
             leaf = name.rsplit(".", 1)[-1]
             if isinstance(module, torch.nn.Linear) and leaf not in _NOT_FP8:

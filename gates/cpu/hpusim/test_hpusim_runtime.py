@@ -38,23 +38,19 @@ def test_metadata_the_plugin_reads():
 
 
 @pytest.mark.parametrize(
-    ("hardware", "kind", "top"), [("gaudi2", "synDeviceGaudi2", 240), ("gaudi3", "synDeviceGaudi3", 448)]
+    ("hardware", "mode", "expected"),
+    [("gaudi2", "1", "synDeviceGaudi2 GAUDI2 240.0 True"), ("gaudi3", "0", "synDeviceGaudi3 GAUDI3 448.0 False")],
 )
-def test_personalities(hardware, kind, top):
+def test_personality_and_mode_follow_the_environment(hardware, mode, expected):
     script = """
         import torch
-        from habana_frameworks.torch.utils import experimental as e
+        import habana_frameworks.torch as h
         x = torch.tensor([1e9], dtype=torch.bfloat16, device="hpu")
         q = torch.ops.hpu.cast_to_fp8_v2(x, None, False, False, torch.float8_e4m3fn)[0]
-        print(e._get_device_type().name, torch.hpu.get_device_name(), float(q.float()))
+        kind = h.utils.experimental._get_device_type().name
+        print(kind, torch.hpu.get_device_name(), float(q.float()), h.utils.internal.is_lazy())
     """
-    assert child(script, HPUSIM_HW=hardware) == f"{kind} {hardware.upper()} {top}.0"
-
-
-def test_lazy_mode_follows_the_environment():
-    script = "import habana_frameworks.torch as h; print(h.utils.internal.is_lazy())"
-    assert child(script, PT_HPU_LAZY_MODE="1") == "True"
-    assert child(script, PT_HPU_LAZY_MODE="0") == "False"
+    assert child(script, HPUSIM_HW=hardware, PT_HPU_LAZY_MODE=mode) == expected
 
 
 def test_a_process_can_opt_out():
