@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Protocol
 from openai.types.responses import ToolChoiceFunction
 from vllm.entrypoints.chat_utils import make_tool_call_id
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionNamedToolChoiceParam
-from vllm.entrypoints.openai.engine.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall, FunctionCall
+from vllm.entrypoints.openai.engine.protocol import DeltaMessage, DeltaToolCall, FunctionCall
 from vllm.logger import init_logger
+from vllm.parser import deltas
 from vllm.parser.abstract_parser import Parser
-from vllm.parser.chat_format.turn import TurnMode, TurnPiece, tool_properties
+from vllm.parser.chat_format.turn import CallPiece, TurnMode, TurnPiece, tool_properties
 from vllm.parser.metrics import record_tool_parser_invocation
 from vllm.parser.turn_grammar.request import Serving, constrain_request
 from vllm.parser.turn_grammar.wire_format import turn_format_named
@@ -136,7 +137,8 @@ class UnifiedParser(Parser):
             for piece in pieces
             for call in piece.calls
         ]
-        self._record(mode, request, bool(calls), streaming=False)
+        if mode.tools:
+            record_tool_parser_invocation(is_tool_called=bool(calls), is_streaming=False, request=request)
         reasoning = "".join(part for piece in pieces for part in piece.reasoning)
         content = "".join(part for piece in pieces for part in piece.content)
         return reasoning or None, content or None, calls or None
@@ -159,43 +161,31 @@ class UnifiedParser(Parser):
             self._mode = self.mode(request, self.enable_auto_tools, fragments=True)
             self._turn = self.new_turn(self._prompt, self._properties, self._mode)
         piece = self._turn.feed(delta_text)
-        delta: dict[str, Any] = {}
         if finished:
             if closer := self.unwritten_closer(delta_text, delta_token_ids):
                 piece.extend(self._turn.feed(closer))
             piece.extend(self._turn.finish())
-        if piece.reasoning and request.include_reasoning:
-            delta["reasoning"] = "".join(piece.reasoning)
-        if piece.content:
-            delta["content"] = "".join(piece.content)
-        if piece.calls:
-            delta["tool_calls"] = [self._delta_call(call.index, call.name, call.arguments) for call in piece.calls]
-        self._record(self._mode, request, bool(piece.calls), streaming=True)
-        # Validation would cost more than the parsing; the fields are ours.
-        return DeltaMessage.model_construct(**delta) if delta else None
+        calls = [self._delta_call(call) for call in piece.calls] if piece.calls else []
+        if self._mode.tools:
+            record_tool_parser_invocation(is_tool_called=bool(calls), is_streaming=True, request=request)
+        reasoning = "".join(piece.reasoning) if request.include_reasoning else ""
+        return deltas.message(reasoning, "".join(piece.content), calls)
 
     def unwritten_closer(self, delta_text: str, delta_token_ids: Sequence[int]) -> str:
         """The text of a closing token that ended generation: the engine keeps the token but not its text. "" if
         none."""
         return ""
 
-    def _delta_call(self, index: int, name: str | None, arguments: str) -> DeltaToolCall:
-        if name is None:
-            function = DeltaFunctionCall.model_construct(arguments=arguments)
-            return DeltaToolCall.model_construct(index=index, function=function)
-        function = DeltaFunctionCall.model_construct(name=name, arguments=arguments)
-        call_id = self._new_call_id(name)
-        return DeltaToolCall.model_construct(index=index, id=call_id, type="function", function=function)
+    def _delta_call(self, call: CallPiece) -> DeltaToolCall:
+        if call.name is None:
+            return deltas.call_fragment(call.index, call.arguments)
+        return deltas.call_start(call.index, self._new_call_id(call.name), call.name, call.arguments)
 
     def _new_call_id(self, name: str) -> str:
         state = self._stream_state
         call_id = make_tool_call_id(id_type=state.tool_call_id_type, func_name=name, idx=state.history_tool_call_cnt)
         state.history_tool_call_cnt += 1
         return call_id
-
-    def _record(self, mode: TurnMode, request: Any, called: bool, streaming: bool) -> None:
-        if mode.tools:
-            record_tool_parser_invocation(is_tool_called=called, is_streaming=streaming, request=request)
 
 
 def declared_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ no UTF-8 encoder takes.
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
 from typing import Any
 
 import regex
@@ -38,7 +39,7 @@ def dumps(value: Any) -> str:
 
 def string_body(text: str) -> str:
     """`text` escaped as the inside of a JSON string. Characters are escaped one by one, so pieces may be joined."""
-    return _escape_surrogates(json.dumps(text, ensure_ascii=False)[1:-1])
+    return _escape_surrogates(encode_basestring(text)[1:-1])
 
 
 def _escape_surrogates(text: str) -> str:

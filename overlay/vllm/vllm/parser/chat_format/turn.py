@@ -18,7 +18,7 @@ from vllm.parser.chat_format.xml_call import XmlCall, streams_arguments
 logger = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(slots=True)
 class CallPiece:
     """Part of one tool call. index: its place among the turn's calls. name: only in the call's first piece."""
 
@@ -27,7 +27,7 @@ class CallPiece:
     arguments: str
 
 
-@dataclass
+@dataclass(slots=True)
 class TurnPiece:
     """What one step of parsing adds to the turn."""
 

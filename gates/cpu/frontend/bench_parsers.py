@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cost of these parsers per streamed token against vLLM 0.33.0's, on the same outputs, in one run.
+
+    python gates/cpu/frontend/bench_parsers.py --reference DIR [--tree DIR] [--rounds 5]
+
+DIR of --reference holds an unpacked vLLM 0.33.0 (the folder above `vllm/`); --tree a patched tree of ours, if it is not
+installed. Both run in processes of their own, in turns; each output is timed as often as there are rounds and the best
+round counts. Printed are
+ratios: the times of one machine say nothing about another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+TOKEN = 4
+SIZES = {"1 KB": 1 << 10, "64 KB": 1 << 16, "1 MB": 1 << 20}
+LINE = 'for row in table: total += row["amount"] * rate  # "x" \\ y <b>\n'
+
+
+def outputs():
+    """(format, name, text) of each output; the last shape is repeated at growing sizes."""
+    prose = "Let me weigh both options before I answer; the first is simpler, the second faster. "
+    thinking = {
+        "beam": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        "muse": (" to=self<|message|>", "<|eom|><|start|>assistant"),
+    }
+    answer = {"beam": "<|channel|>final<|message|>", "muse": " to=user<|message|>"}
+    call = {
+        "beam": (
+            " to=write_file<|channel|>analysis <|constrain|>xml<|message|>"
+            '<rfl:parameter name="path">\na.py\n</rfl:parameter>\n'
+            '<rfl:parameter name="content">\n',
+            "\n</rfl:parameter><|call|>",
+        ),
+        "muse": (
+            ' to=write_file<|message|><atem:function_calls>\n<atem:invoke name="write_file">\n'
+            '<atem:parameter name="path">a.py</atem:parameter>\n<atem:parameter name="content">',
+            "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>",
+        ),
+    }
+    for model in ("beam", "muse"):
+        opener, closer = thinking[model]
+        yield model, "thinking and answer, 8 KB", opener + prose * 70 + closer + answer[model] + prose * 30
+        for name, size in SIZES.items():
+            head, end = call[model]
+            yield model, f"argument, {name}", opener + "t" + closer + head + LINE * (size // len(LINE)) + end
+
+
+class ChunkTokenizer:
+    """Each distinct chunk of an output is a token; decoding is one lookup a token, as cheap as it can be."""
+
+    def __init__(self, special, template, text):
+        split = re.compile("(" + "|".join(map(re.escape, special)) + ")")
+        self.chunks = []
+        for part in filter(None, split.split(text)):
+            self.chunks += [part] if part in special else [part[at : at + TOKEN] for at in range(0, len(part), TOKEN)]
+        letters = "assistant<|>"
+        self._texts = list(dict.fromkeys([*special, *self.chunks, *letters]))
+        self._ids = {chunk: index for index, chunk in enumerate(self._texts)}
+        self.ids = [self._ids[chunk] for chunk in self.chunks]
+        self._special, self._split = special, split
+        self.init_kwargs = {} if template is None else {"response_template": template}
+
+    def get_vocab(self):
+        return self._ids
+
+    def encode(self, text, add_special_tokens=False):
+        parts = filter(None, self._split.split(text))
+        return [self._ids[piece] for part in parts for piece in ([part] if part in self._special else part)]
+
+    def decode(self, ids, **options):
+        return "".join(map(self._texts.__getitem__, ids))
+
+
+def work(skip: str | None) -> None:
+    """Time every output once per line read from stdin; answer with seconds per token by name."""
+    from parser_turns import parser_class, recorded, request_for
+
+    data = {"beam": recorded("beam_parse"), "muse": recorded("muse_parse")}
+    listed = [(model, name, text) for model, name, text in outputs() if skip is None or skip not in name]
+    for _ in sys.stdin:
+        times = {}
+        for model, name, text in listed:
+            template = data[model].get("templates", {}).get("T1")
+            tokenizer = ChunkTokenizer(data[model]["special_tokens"], template, text)
+            options = {
+                "request": {"stream": True},
+                "reasoning_parser": model,
+                "tool_parser": model,
+                "enable_auto_tools": True,
+            }
+            request = request_for(options, data[model]["tools"])
+            parser = parser_class(options)(tokenizer, request.tools)
+            prompt = tokenizer.encode("<|start|>assistant")
+            pairs = [(chunk, [token]) for chunk, token in zip(tokenizer.chunks, tokenizer.ids, strict=True)]
+            start = time.perf_counter()
+            for chunk, ids in pairs:
+                parser.parse_delta(chunk, ids, request, prompt, finished=False)
+            parser.parse_delta("", [], request, prompt, finished=True)
+            times[f"{model}: {name}"] = (time.perf_counter() - start) / len(pairs)
+        print(json.dumps(times), flush=True)
+
+
+def start(tree: str | None, skip: str | None) -> subprocess.Popen:
+    path = [tree] if tree else []
+    path.append(os.environ.get("PYTHONPATH", ""))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [sys.executable, __file__, "--work", *(["--skip", skip] if skip else [])]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def ask(process: subprocess.Popen) -> dict[str, float]:
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    for line in process.stdout:
+        if line.startswith("{"):
+            return json.loads(line)
+    raise SystemExit("the parsers could not be timed: see the messages above")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference")
+    parser.add_argument("--tree")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--skip", help="leave out outputs with this in their name from the reference")
+    args = parser.parse_args()
+    if args.work:
+        work(args.skip)
+        return
+    if not args.reference:
+        parser.error("--reference DIR is needed: an unpacked vLLM 0.33.0")
+    ours, reference = start(args.tree, None), start(args.reference, args.skip)
+    best: list[dict[str, float]] = [{}, {}]
+    for _ in range(args.rounds):
+        for index, process in enumerate((ours, reference)):
+            for name, seconds in ask(process).items():
+                best[index][name] = min(seconds, best[index].get(name, seconds))
+    for process in (ours, reference):
+        process.stdin.close()
+        process.wait(60)
+    print("cost per streamed token, ours / vLLM 0.33.0 (at most 0.50 is the goal)")
+    for name, seconds in best[0].items():
+        against = f"{seconds / best[1][name]:6.2f}" if name in best[1] else "     -"
+        print(f"  {name:34} {against}")
+    print("growth of our cost per token from the 1 KB to the 1 MB argument (1.00 is linear)")
+    for model in ("beam", "muse"):
+        print(f"  {model:34} {best[0][f'{model}: argument, 1 MB'] / best[0][f'{model}: argument, 1 KB']:6.2f}")
+
+
+if __name__ == "__main__":
+    main()
