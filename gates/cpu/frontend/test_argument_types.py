@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a parameter's text to its JSON value, and how early the text is certain to stay text."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm.parser.chat_format import json_text
+from vllm.parser.chat_format.conversion import JsonConversion, SchemaConversion, convert, schema_types
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "integer"}, ("integer",)),
+        ({"type": ["string", "null"]}, ("string", "null")),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, ("integer", "null")),
+        ({"type": "string", "oneOf": [{"type": "number"}], "nullable": True}, ("string", "number", "null")),
+        ({"enum": ["a"]}, ()),
+        (None, ()),
+        ("x", ()),
+        ({"type": 3, "anyOf": "x"}, ()),
+    ],
+)
+def test_declared_types(schema, types):
+    assert schema_types(schema) == types
+
+
+def test_a_schema_nested_without_end_is_not_followed_for_ever():
+    schema = {}
+    schema["anyOf"] = [schema, {"type": "string"}]
+    assert "string" in schema_types(schema)
+
+
+@pytest.mark.parametrize(
+    ("types", "text", "value"),
+    [
+        ("integer", "7", 7), ("integer", "7.0", 7), ("integer", "7.5", "7.5"), ("integer", "soon", "soon"),
+        ("integer", "inf", "inf"), ("number", "2.50", 2.5), ("number", "3", 3), ("number", "3.0", 3.0),
+        ("number", "NaN", "NaN"), ("number", "-inf", "-inf"), ("number", "1e999", "1e999"), ("boolean", "True", True),
+        ("boolean", "0", False), ("boolean", "yes", "yes"), ("null", "None", None), ("null", "nil", "nil"),
+        ("object", '{"a": 1}', {"a": 1}), ("object", "[1]", "[1]"), ("object", '{"a": NaN}', '{"a": NaN}'),
+        ("array", "[]", []), ("array", "[1e999]", "[1e999]"), ("string", "12", "12"), ("string integer", "12", 12),
+        ("string null", "null", None), ("object", "{" * 100_000, "{" * 100_000), ("integer", "9" * 5000, "9" * 5000),
+        ("array", "[" * 100_000 + "]" * 100_000, "[" * 100_000 + "]" * 100_000),
+    ],
+)  # fmt: skip
+def test_first_type_that_fits(types, text, value):
+    got = convert(text, tuple(types.split()))
+    assert (type(got), got) == (type(value), value)
+
+
+_TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        [
+            "null ",
+            "None",
+            "nulls",
+            "true",
+            "TRUE x",
+            " 12",
+            "1e5",
+            "1_0",
+            "{",
+            "[1",
+            ' {"a": 1} ',
+            "-",
+            "\n",
+            "0x1",
+            "½",
+            "١",
+        ]
+    ),
+)
+_NAMES = st.lists(
+    st.sampled_from(["string", "integer", "number", "boolean", "null", "object", "array"]), min_size=1, max_size=3
+)
+
+
+@given(_TEXTS, _NAMES, st.integers(1, 5))
+def test_text_is_released_only_when_it_stays_text(text, names, size):
+    """The one thing streaming relies on: once `undecided` says no, the value is the text, however it goes on."""
+    for conversion in (SchemaConversion(tuple(names)), JsonConversion(tuple(names)), JsonConversion()):
+        for at in range(0, len(text), size):
+            if not conversion.undecided(text[at : at + size]):
+                for rest in (text[at + size :], "", " ", "}", "0"):
+                    whole = text[: at + size] + rest
+                    assert json.loads(conversion.value(whole)) == json.loads(json_text.dumps(whole))
+                break
+
+
+def test_text_that_cannot_convert_is_released_at_once():
+    assert not SchemaConversion(("integer",)).undecided("soon")
+    assert not SchemaConversion(("string", "null")).undecided("nobody")
+    assert not SchemaConversion(("object",)).undecided("not json")
+    assert not JsonConversion().undecided("text")
+    assert SchemaConversion(("string", "null")).undecided("nul")
+    assert SchemaConversion(("object",)).undecided('{"a": ')
+
+
+@pytest.mark.parametrize(("types", "text", "value"), [
+    ((), "1", 1), (("string", "null"), "null", None), (("string", "null"), '{"a": 1}', '{"a": 1}'),
+    (("integer",), "7.0", 7.0), (("string", "integer"), "7", 7), (("string", "boolean"), "1", "1"), ((), "NaN", "NaN"),
+])  # fmt: skip
+def test_json_rule(types, text, value):
+    assert json.loads(JsonConversion(types).value(text)) == value
+
+
+@given(st.text(st.characters(codec=None), max_size=30), st.integers(0, 30))
+def test_escaping_is_by_character(text, at):
+    whole = json_text.string_body(text)
+    assert json_text.string_body(text[:at]) + json_text.string_body(text[at:]) == whole
+    whole.encode()
+    assert json.loads(f'"{whole}"').encode("utf-16", "surrogatepass") == text.encode("utf-16", "surrogatepass")
