@@ -2,6 +2,8 @@
 """Both parsers against recorded outputs: full parse, every chunking, boundaries of text deltas, reasoning tokens."""
 
 import json
+import re
+from pathlib import Path
 
 import deviations
 import pytest
@@ -89,3 +91,10 @@ def test_every_listed_deviation_has_a_case():
     names = {case["name"] for data in (BEAM, MUSE) for case in data["cases"]}
     listed = {**deviations.MUSE_FULL, **deviations.MUSE_STREAM, **deviations.BEAM_STREAM, **deviations.MUSE_DELTAS}
     assert set(listed) <= names
+
+
+def test_the_document_lists_every_deviation():
+    text = (Path(__file__).parents[3] / "docs" / "muse-parser.md").read_text(encoding="utf-8")
+    table = text[text.index("## Recorded cases") :]
+    listed = {**deviations.MUSE_FULL, **deviations.MUSE_STREAM, **deviations.BEAM_STREAM, **deviations.MUSE_DELTAS}
+    assert set(re.findall(r"`([a-z]\w+)`", table)) == set(listed)
