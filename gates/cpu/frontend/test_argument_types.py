@@ -6,7 +6,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from vllm.parser.chat_format import json_text
 from vllm.parser.chat_format.conversion import JsonConversion, SchemaConversion, convert, schema_types
 

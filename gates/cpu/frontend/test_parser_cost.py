@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost in counted characters, not in time: a stream costs the same per character at 4 KB and at 1 MB, whatever it holds."""
+"""Cost in counted characters, not in time: per character the same at 4 KB and at 1 MB, whatever the stream holds."""
 
 import json
 
 import pytest
 from parser_texts import FORMATS, TEMPLATES, joined, read, reader
-
 from vllm.parser.chat_format import muse_call, muse_turn, scanning
 from vllm.parser.chat_format.delimiters import Delimiter
 from vllm.parser.chat_format.tags import TagPattern
@@ -118,7 +117,7 @@ def test_whole_text_at_once_is_linear_too(counted, name):
 
 
 def test_the_count_sees_a_quadratic_parser(counted, monkeypatch):
-    """The control: without the bound on regex delimiters the endless header costs more per character the longer it is."""
+    """The control: without the bound on regex delimiters the endless header costs more the longer it is."""
     monkeypatch.setattr(Delimiter, "too_long", lambda *args: False)
     monkeypatch.setattr(scanning, "_SPAN", 1 << 30)
     name, head, unit = SHAPES["endless header"]

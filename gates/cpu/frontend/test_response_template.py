@@ -5,7 +5,6 @@ import copy
 
 import pytest
 from parser_turns import recorded
-
 from vllm.parser.chat_format.delimiters import ResponseTemplateError
 from vllm.parser.chat_format.patterns import expand, literals, split_group
 from vllm.parser.chat_format.tags import TagPattern

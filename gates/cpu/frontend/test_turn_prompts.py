@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that end inside a turn; the end of reasoning from token ids; tokens that end generation without their text."""
+"""Prompts that end inside a turn, the end of reasoning from token ids, stop tokens that come without their text."""
 
 import json
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from parser_texts import FORMATS, joined, read
 from parser_turns import parser_class, recorded, request_for
 from toy_tokenizer import ToyTokenizer
-
 from vllm.parser.chat_format.prompt_text import tail_with
 from vllm.parser.chat_format.turn import TurnMode
 
@@ -17,7 +16,8 @@ BEAM, MUSE = recorded("beam_parse"), recorded("muse_parse")
 CALL = "<|channel|>analysis <|constrain|>xml<|message|>"
 TURNS = {
     "T1": "<|channel|>analysis<|message|>Hm <.<|end|><|start|>assistant to=write_file" + CALL
-    + '<rfl:parameter name="path">\na b\n</rfl:parameter>\n<rfl:parameter name="content">\nx\n\n</rfl:parameter><|call|>',
+    + '<rfl:parameter name="path">\na b\n</rfl:parameter>\n'
+    + '<rfl:parameter name="content">\nx\n\n</rfl:parameter><|call|>',
     "muse": " to=self<|message|>Hm <.<|eom|><|start|>assistant to=write_file<|message|><atem:function_calls>\n"
     '<atem:invoke name="write_file">\n<atem:parameter name="path">a b</atem:parameter>\n'
     '<atem:parameter name="content">x\n</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>',
@@ -104,7 +104,7 @@ def test_thinking_turned_off_has_ended_before_it_begins(enabled, ended):
 
 @pytest.mark.parametrize(("data", "model", "stop"), [(BEAM, "beam", "<|call|>"), (MUSE, "muse", "<|eot|>")])
 def test_a_stop_token_without_text_closes_the_call(data, model, stop):
-    """The engine keeps a stop token but not its text; a call that it ended must be whole JSON, unlike one that was cut."""
+    """The engine keeps a stop token but not its text; a call that it ended is whole JSON, unlike one that was cut."""
     case = next(c for c in data["cases"] if c["name"] == ("trunc_long_value" if model == "beam" else "trunc_in_value"))
     for last, whole in (([], False), ([stop], True)):
         tokenizer = ToyTokenizer(data["special_tokens"], data["templates"]["T1"] if model == "beam" else None)

@@ -6,7 +6,6 @@ import json
 import pytest
 from parser_texts import joined, read
 from parser_turns import full, join, recorded, stream
-
 from vllm.parser.chat_format.muse_turn import MARKERS
 from vllm.parser.chat_format.turn import TurnMode
 
