@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 from turn_harness import request_of
-
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.chat_prompt.effort import SCALE, EffortLevels, map_effort, nearest
 from vllm.parser.chat_prompt.history import mapping, prepared
@@ -34,8 +33,9 @@ def test_profile_follows_the_parser_where_the_model_type_is_unknown():
     assert profile_of(bare("beam", "muse")) is PROFILES["beam"]
 
 
-@pytest.mark.parametrize(("model", "expected"), [
-    (BEAM, "low low low medium high high high"), (MUSE, "low low low medium high xhigh xhigh")])
+@pytest.mark.parametrize(
+    ("model", "expected"), [(BEAM, "low low low medium high high high"), (MUSE, "low low low medium high xhigh xhigh")]
+)
 def test_level_table(model, expected):
     """The table in the module's documentation."""
     got = [map_effort({"reasoning_effort": level}, model, False)[model.variable] for level in SCALE]
@@ -76,14 +76,28 @@ def test_levels_from_the_environment(monkeypatch):
 
 
 def call(arguments, **fields):
-    return {"role": "assistant", "tool_calls": [
-        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}], **fields}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}],
+        **fields,
+    }
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    ('{"a": 1}', {"a": 1}), ({"a": 1}, {"a": 1}), ("", {}), (None, {}), ("null", {}),
-    ('{"city": "Par', {"city": "Par"}), ('{"a": 1, "b', {"a": 1}), ("not json", {}), ("{" * 5000, {}),
-    ('{"a": "\\ud800"}', {"a": "\ud800"})])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (None, {}),
+        ("null", {}),
+        ('{"city": "Par', {"city": "Par"}),
+        ('{"a": 1, "b', {"a": 1}),
+        ("not json", {}),
+        ("{" * 5000, {}),
+        ('{"a": "\\ud800"}', {"a": "\ud800"}),
+    ],
+)
 def test_arguments_become_mappings(arguments, expected):
     got = mapping(arguments, "m")
     assert isinstance(got, dict)
@@ -111,23 +125,28 @@ def test_reasoning_of_another_kind_is_refused():
 
 
 def test_content_beside_calls_and_result_names():
-    messages = [call('{"a": 1}', content="Looking.", reasoning="r"),
-                {"role": "tool", "tool_call_id": "c1", "content": "ok"}]
+    messages = [
+        call('{"a": 1}', content="Looking.", reasoning="r"),
+        {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+    ]
     together = prepared(messages, split_calls=False)
     assert together[0]["content"] == "Looking."
     assert together[1]["name"] == "f"
     apart = prepared(messages, split_calls=True)
-    assert [sorted(message) for message in apart[:2]] == [
-        ["content", "reasoning", "role"], ["role", "tool_calls"]]
+    assert [sorted(message) for message in apart[:2]] == [["content", "reasoning", "role"], ["role", "tool_calls"]]
     assert messages[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'  # the request is not edited
 
 
 def test_muse_tools_have_what_the_template_writes():
     tools = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]
-    _, params = prepare_prompt(bare("muse_spark"), SimpleNamespace(), [],
-                               ChatParams(chat_template_kwargs={"tools": tools}))
+    _, params = prepare_prompt(
+        bare("muse_spark"), SimpleNamespace(), [], ChatParams(chat_template_kwargs={"tools": tools})
+    )
     assert params.chat_template_kwargs["tools"][0]["function"] == {
-        "name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+        "name": "f",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    }
 
 
 def test_other_models_are_left_alone():
@@ -165,8 +184,9 @@ def renderer_of(model_type: str):
 
     model = config(model_type)
     model.multimodal_config, model.max_model_len, model.enable_prompt_embeds = None, 100, False
-    return OnlineRenderer(model, Renderer(), request_logger=None, chat_template=None,
-                          chat_template_content_format="auto")
+    return OnlineRenderer(
+        model, Renderer(), request_logger=None, chat_template=None, chat_template_content_format="auto"
+    )
 
 
 def rendered(model_type: str, fields: dict, messages: list | None = None):
@@ -179,7 +199,8 @@ def rendered(model_type: str, fields: dict, messages: list | None = None):
 def test_renderer_prepares_the_prompt():
     assert rendered("beam", {"reasoning_effort": "max"})[1]["reasoning_effort"] == "high"
     assert rendered("muse_spark", {"chat_template_kwargs": {"reasoning_effort": "max"}})[1]["reasoning_strength"] == (
-        "xhigh")
+        "xhigh"
+    )
     messages, _ = rendered("beam", {}, [call('{"city": "Par', reasoning_content="r")])
     assert messages[0]["reasoning"] == "r"
     assert messages[0]["tool_calls"][0]["function"]["arguments"] == {"city": "Par"}
@@ -217,9 +238,14 @@ def test_template_complaint_says_what_to_send():
 
     with pytest.raises(TemplateComplaint, match="lacks reasoning_content") as caught:
         hf.safe_apply_chat_template(
-            SimpleNamespace(hf_config=SimpleNamespace(model_type="beam"), trust_remote_code=False, model="m",
-                            tokenizer="m"),
-            Tokenizer(), [{"role": "user", "content": "Hi"}], chat_template=Tokenizer.chat_template, tokenize=False)
+            SimpleNamespace(
+                hf_config=SimpleNamespace(model_type="beam"), trust_remote_code=False, model="m", tokenizer="m"
+            ),
+            Tokenizer(),
+            [{"role": "user", "content": "Hi"}],
+            chat_template=Tokenizer.chat_template,
+            tokenize=False,
+        )
     answer = create_error_response(caught.value)
     assert answer.error.code == 400
     assert "with its `reasoning`" in answer.error.message
@@ -232,11 +258,18 @@ def test_previous_response_is_continued_whole():
 
     output = [
         ResponseReasoningItem(id="r", type="reasoning", summary=[], content=[{"type": "reasoning_text", "text": "R"}]),
-        ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[
-            {"type": "output_text", "text": "A", "annotations": []}]),
-        ResponseFunctionToolCall(type="function_call", call_id="c1", name="f", arguments='{"a": 1}')]
-    messages = construct_input_messages(request_input="next", prev_msg=[{"role": "user", "content": "Hi"}],
-                                        prev_response_output=output)
+        ResponseOutputMessage(
+            id="m",
+            type="message",
+            role="assistant",
+            status="completed",
+            content=[{"type": "output_text", "text": "A", "annotations": []}],
+        ),
+        ResponseFunctionToolCall(type="function_call", call_id="c1", name="f", arguments='{"a": 1}'),
+    ]
+    messages = construct_input_messages(
+        request_input="next", prev_msg=[{"role": "user", "content": "Hi"}], prev_response_output=output
+    )
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[1]["reasoning"] == "R"
     assert messages[1]["content"] == "A"

@@ -13,6 +13,7 @@ import xgrammar as xgr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from turn_harness import recorded
+
 from vllm_gaudi.runtime.grammar_mask import apply_packed_mask, mask_on_device
 
 RECORDED = recorded("grammar_bitmask")["cases"]
@@ -50,12 +51,17 @@ def test_recorded_kernel_results(index):
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=st.integers(1, 6), vocab=st.integers(2, 300), short=st.integers(0, 2),
-       dtype=st.sampled_from([torch.float32, torch.bfloat16]), seed=st.integers(0, 2**31))
+@given(
+    rows=st.integers(1, 6),
+    vocab=st.integers(2, 300),
+    short=st.integers(0, 2),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 2**31),
+)
 def test_matches_the_cpu_kernel_bit_for_bit(rows, vocab, short, dtype, seed):
     generator = np.random.default_rng(seed)
     words = max(1, -(-vocab // 32) - short)
-    packed = generator.integers(-2**31, 2**31, (rows, words), dtype=np.int64).astype(np.int32)
+    packed = generator.integers(-(2**31), 2**31, (rows, words), dtype=np.int64).astype(np.int32)
     packed[generator.random(rows) < 0.3] = -1
     values = generator.standard_normal((rows, vocab)).astype(np.float32)
     odd = generator.random(values.shape) < 0.2
@@ -73,14 +79,16 @@ def test_matches_the_cpu_kernel_bit_for_bit(rows, vocab, short, dtype, seed):
 def test_full_vocabulary(rows):
     generator = torch.Generator().manual_seed(rows)
     vocab = 202_048
-    packed = torch.randint(-2**31, 2**31, (rows, vocab // 32), generator=generator).to(torch.int32)
+    packed = torch.randint(-(2**31), 2**31, (rows, vocab // 32), generator=generator).to(torch.int32)
     packed[::3] = -1
     logits = torch.randn(rows, vocab, generator=generator).to(torch.bfloat16)
     assert torch.equal(bits(apply_packed_mask(logits.clone(), packed)), bits(by_kernel(logits, packed)))
 
 
-@pytest.mark.parametrize("packed", [torch.zeros(2, 1, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int64),
-                                    torch.zeros(3, dtype=torch.int32)])
+@pytest.mark.parametrize(
+    "packed",
+    [torch.zeros(2, 1, dtype=torch.int32), torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, dtype=torch.int32)],
+)
 def test_wrong_shapes_are_refused(packed):
     with pytest.raises(ValueError, match=r"int32 \[3, words\] expected"):
         apply_packed_mask(torch.zeros(3, 32), packed)
@@ -96,12 +104,12 @@ class Step:
         self.scheduler = SimpleNamespace(scheduled_spec_decode_tokens=spec or {})
         masks = xgr.allocate_token_bitmask(2, self.vocab)
         masks.zero_()
-        masks[0, 0], masks[1, 1] = 0b1010, -2**31
-        self.grammar = SimpleNamespace(structured_output_request_ids=["second", "first"],
-                                       grammar_bitmask=masks.numpy())
+        masks[0, 0], masks[1, 1] = 0b1010, -(2**31)
+        self.grammar = SimpleNamespace(structured_output_request_ids=["second", "first"], grammar_bitmask=masks.numpy())
         self.runner = SimpleNamespace(
             device=torch.device("hpu"),
-            input_batch=SimpleNamespace(req_id_to_index={name: i for i, name in enumerate(self.order)}))
+            input_batch=SimpleNamespace(req_id_to_index={name: i for i, name in enumerate(self.order)}),
+        )
         self.logits = torch.arange(3 * self.vocab, dtype=torch.bfloat16).reshape(3, self.vocab).to("hpu")
 
     def run(self) -> Counter:

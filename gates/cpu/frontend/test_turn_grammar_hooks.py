@@ -8,13 +8,13 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
 import xgrammar as xgr
 from packaging.requirements import Requirement
 from turn_harness import recorded, request_of
-
 from vllm.parser.turn_grammar.request import Serving, constrain_request
 from vllm.parser.turn_grammar.template_format import turn_format
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -31,8 +31,8 @@ PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
 class ByteTokenizer:
     """Bytes, the special tokens, and `<|return|>` as EOS: what an xgrammar backend asks for."""
 
-    init_kwargs = {"response_template": TEMPLATE}
-    ids = {text: 256 + index for index, text in enumerate(SPECIAL)}
+    init_kwargs: ClassVar = {"response_template": TEMPLATE}
+    ids: ClassVar = {text: 256 + index for index, text in enumerate(SPECIAL)}
 
 
 def manager(executor=None, **config) -> StructuredOutputManager:
@@ -51,22 +51,25 @@ def manager(executor=None, **config) -> StructuredOutputManager:
 
 
 def grammar_for(stop_tokens: list[str], made: StructuredOutputManager | None = None):
-    request = constrain_request(request_of({"tool_choice": "required"}, GOLDEN["tools"]),
-                                turn_format(TEMPLATE), prompt=PROMPT, serving=Serving())
+    request = constrain_request(
+        request_of({"tool_choice": "required"}, GOLDEN["tools"]),
+        turn_format(TEMPLATE),
+        prompt=PROMPT,
+        serving=Serving(),
+    )
     params = SamplingParams(structured_outputs=request.structured_outputs)
     params._all_stop_token_ids = {ByteTokenizer.ids[text] for text in stop_tokens}
     key = (StructuredOutputOptions.STRUCTURAL_TAG, request.structured_outputs.structural_tag)
     engine_request = SimpleNamespace(
-        request_id="r", sampling_params=params,
-        structured_output_request=SimpleNamespace(structured_output_key=key))
+        request_id="r", sampling_params=params, structured_output_request=SimpleNamespace(structured_output_key=key)
+    )
     return (made or manager())._create_grammar(engine_request)
 
 
 def allowed(grammar) -> list[str]:
     mask = xgr.allocate_token_bitmask(1, grammar.vocab_size)
     grammar.fill_bitmask(mask, 0)
-    return [text for text, token in ByteTokenizer.ids.items()
-            if mask[0, token // 32].item() >> (token % 32) & 1]
+    return [text for text, token in ByteTokenizer.ids.items() if mask[0, token // 32].item() >> (token % 32) & 1]
 
 
 def feed(grammar, text: str) -> None:
@@ -88,8 +91,11 @@ def test_stop_ids_reach_the_matcher():
 def test_tokens_after_the_end_are_taken():
     """With ignore_eos the engine goes on; upstream's grammar then fails the request."""
     grammar = grammar_for(["<|return|>", "<|call|>"])
-    feed(grammar, "<|channel|>analysis<|message|>r<|end|><|start|>assistant to=noop<|channel|>analysis "
-                  "<|constrain|>xml<|message|>")
+    feed(
+        grammar,
+        "<|channel|>analysis<|message|>r<|end|><|start|>assistant to=noop<|channel|>analysis "
+        "<|constrain|>xml<|message|>",
+    )
     assert grammar.accept_tokens("r", [ByteTokenizer.ids["<|call|>"], 65])
     assert grammar.is_terminated()
     assert grammar.accept_tokens("r", [66])
@@ -118,7 +124,8 @@ def test_plain_grammar_is_compiled_at_start(parser, monkeypatch):
     monkeypatch.setattr("vllm.parser.turn_grammar.engine.XgrammarBackend", lambda *a, **k: ready)
     made.vllm_config = SimpleNamespace(
         structured_outputs_config=SimpleNamespace(reasoning_parser=parser, backend="auto"),
-        model_config=SimpleNamespace(skip_tokenizer_init=False, get_vocab_size=lambda: ready.vocab_size))
+        model_config=SimpleNamespace(skip_tokenizer_init=False, get_vocab_size=lambda: ready.vocab_size),
+    )
     before = ready.compiler.get_cache_size_bytes()
     compile_at_start(made)
     made.executor.shutdown()
@@ -137,7 +144,8 @@ def test_other_parsers_compile_nothing():
     made.backend = None
     made.vllm_config = SimpleNamespace(
         structured_outputs_config=SimpleNamespace(reasoning_parser="qwen3", backend="auto"),
-        model_config=SimpleNamespace(skip_tokenizer_init=False))
+        model_config=SimpleNamespace(skip_tokenizer_init=False),
+    )
     compile_at_start(made)
     assert made.backend is None
 
@@ -147,19 +155,34 @@ def test_manager_starts_the_compilation(monkeypatch):
     seen = []
     monkeypatch.setattr("vllm.v1.structured_output.compile_at_start", seen.append)
     off = SimpleNamespace(reasoning_parser=None, reasoning_parser_plugin=None, enable_in_reasoning=False)
-    made = StructuredOutputManager(SimpleNamespace(
-        parallel_config=SimpleNamespace(distributed_executor_backend="uni"),
-        scheduler_config=SimpleNamespace(max_num_seqs=4),
-        model_config=SimpleNamespace(skip_tokenizer_init=True),
-        structured_outputs_config=off))
+    made = StructuredOutputManager(
+        SimpleNamespace(
+            parallel_config=SimpleNamespace(distributed_executor_backend="uni"),
+            scheduler_config=SimpleNamespace(max_num_seqs=4),
+            model_config=SimpleNamespace(skip_tokenizer_init=True),
+            structured_outputs_config=off,
+        )
+    )
     assert seen == [made]
 
 
 def test_responses_request_hands_over_the_grammar():
     """The parser's grammar wins over `text.format`, whose echo stays."""
-    fields = {"api": "responses", "text": {"format": {"type": "json_schema", "name": "s", "schema": {
-        "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
-        "additionalProperties": False}}}}
+    fields = {
+        "api": "responses",
+        "text": {
+            "format": {
+                "type": "json_schema",
+                "name": "s",
+                "schema": {
+                    "type": "object",
+                    "properties": {"a": {"type": "integer"}},
+                    "required": ["a"],
+                    "additionalProperties": False,
+                },
+            }
+        },
+    }
     request = request_of(fields, None)
     assert request.extract_structured_outputs().json is not None
     constrain_request(request, turn_format(TEMPLATE), prompt=PROMPT, serving=Serving())
@@ -183,14 +206,16 @@ def test_responses_start_with_reasoning_ended(from_start, expected):
         yield "output"
 
     serving = SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=8), _log_inputs=lambda *a, **k: None,
-        engine_client=SimpleNamespace(generate=generate))
-    context = SimpleNamespace(append_output=lambda output: None, need_builtin_tool_call=lambda: False,
-                              grammar_from_start=from_start or None)
+        model_config=SimpleNamespace(max_model_len=8),
+        _log_inputs=lambda *a, **k: None,
+        engine_client=SimpleNamespace(generate=generate),
+    )
+    context = SimpleNamespace(
+        append_output=lambda output: None, need_builtin_tool_call=lambda: False, grammar_from_start=from_start or None
+    )
 
     async def run():
-        stream = OpenAIServingResponses._generate_with_builtin_tools(
-            serving, "r", None, None, context)
+        stream = OpenAIServingResponses._generate_with_builtin_tools(serving, "r", None, None, context)
         return [item async for item in stream]
 
     assert asyncio.run(run()) == [context]
@@ -207,12 +232,14 @@ def test_installed_vllm_requires_a_grammar_that_excludes():
 
 def test_installed_xgrammar_excludes_inside_json():
     """The pin's reason, as a fact about the installed version."""
-    tag = {"type": "structural_tag", "format": {
-        "type": "json_schema", "json_schema": {"type": "string"}, "excludes": ["<x>"]}}
+    tag = {
+        "type": "structural_tag",
+        "format": {"type": "json_schema", "json_schema": {"type": "string"}, "excludes": ["<x>"]},
+    }
     compiled = xgr.GrammarCompiler(xgr.TokenizerInfo([bytes([b]) for b in range(256)])).compile_structural_tag(tag)
     matcher = xgr.GrammarMatcher(compiled)
     assert matcher.accept_string('"a <y>')
-    assert not matcher.accept_string(' <x>')
+    assert not matcher.accept_string(" <x>")
 
 
 def test_mask_shape_is_the_vocabulary():

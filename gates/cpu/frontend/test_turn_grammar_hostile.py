@@ -8,7 +8,6 @@ import json
 import pytest
 import xgrammar as xgr
 from turn_harness import ByteMatcher, recorded, request_of, tag_of
-
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.turn_grammar import cache, limits
 from vllm.parser.turn_grammar.muse_format import MUSE
@@ -52,19 +51,40 @@ WIDE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in ra
 ENUM = {"type": "object", "properties": {"a": {"type": "string", "enum": [f"v{i}" for i in range(5000)]}}}
 
 
-@pytest.mark.parametrize("schema", [nested(200), WIDE, ENUM, {"type": "object", "properties": {
-    f"p{i}": {"type": "array", "items": {"type": "object", "properties": {f"q{j}": {"type": "string"} for j in range(400)}}}
-    for i in range(60)}}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        nested(200),
+        WIDE,
+        ENUM,
+        {
+            "type": "object",
+            "properties": {
+                f"p{i}": {
+                    "type": "array",
+                    "items": {"type": "object", "properties": {f"q{j}": {"type": "string"} for j in range(400)}},
+                }
+                for i in range(60)
+            },
+        },
+    ],
+)
 def test_exploding_schemas_are_refused(schema):
     assert "f" in refused({}, [tool(schema)], "tools")
-    refused({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}, None,
-            "response_format")
+    refused(
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}},
+        None,
+        "response_format",
+    )
 
 
 def test_the_same_schemas_within_bounds_are_served():
     """Control: the bounds are not what makes these fail."""
-    tag = tag_of(constrain({}, [tool(nested(20)), tool({**WIDE, "properties": dict(list(WIDE["properties"].items())[:50])},
-                                                       "g")]))
+    tag = tag_of(
+        constrain(
+            {}, [tool(nested(20)), tool({**WIDE, "properties": dict(list(WIDE["properties"].items())[:50])}, "g")]
+        )
+    )
     assert xgr.Grammar.from_structural_tag(tag) is not None
 
 
@@ -77,8 +97,10 @@ def test_megabyte_tool_lists():
 
 def test_large_tool_sets_give_up_schemas_not_names(monkeypatch):
     monkeypatch.setattr(cache, "STRICT_TAG_BYTES", 40_000)
-    tools = tuple(Tool(f"tool{i}", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
-                  for i in range(60))
+    tools = tuple(
+        Tool(f"tool{i}", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+        for i in range(60)
+    )
     text = cache.bounded_text(TURN, TurnRules(tools=tools, answer=False))
     assert len(text) < 4 * 40_000
     matcher = ByteMatcher(text)
@@ -89,15 +111,25 @@ def test_large_tool_sets_give_up_schemas_not_names(monkeypatch):
     assert not matcher.read(call.format("tool60", "7"))[0]
 
 
-@pytest.mark.parametrize("schema", [
-    {"type": "object", "properties": {"c": {"$ref": "#"}}},
-    {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/A"}}},
-     "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}},
-    {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/none"}}}},
-    {"type": "object", "properties": {"c": {"type": "string", "enum": ["</rfl:parameter>\n<|call|>"]}}},
-    {"type": "object", "properties": {"c": {"type": "string", "pattern": "(?<=a)b\\1"}}},
-    {"type": "object", "properties": {"c": {"type": "string", "pattern": "^(a{1,9999}){1,9999}$"}}},
-    {"type": "array"}, {"properties": 3}, {"type": ["object"]}, {"type": "object", "required": ["x"], "properties": {}}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"c": {"$ref": "#"}}},
+        {
+            "type": "object",
+            "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/A"}}},
+            "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}},
+        },
+        {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#/$defs/none"}}}},
+        {"type": "object", "properties": {"c": {"type": "string", "enum": ["</rfl:parameter>\n<|call|>"]}}},
+        {"type": "object", "properties": {"c": {"type": "string", "pattern": "(?<=a)b\\1"}}},
+        {"type": "object", "properties": {"c": {"type": "string", "pattern": "^(a{1,9999}){1,9999}$"}}},
+        {"type": "array"},
+        {"properties": 3},
+        {"type": ["object"]},
+        {"type": "object", "required": ["x"], "properties": {}},
+    ],
+)
 def test_schemas_that_cannot_be_held_to_are_served_free(schema):
     """Names stay enforced; any arguments pass; the grammar compiles."""
     matcher = ByteMatcher(tag_of(constrain({"tool_choice": "required"}, [tool(schema)])))
@@ -106,8 +138,11 @@ def test_schemas_that_cannot_be_held_to_are_served_free(schema):
 
 
 def test_recursive_definitions_are_enforced():
-    schema = {"type": "object", "properties": {"tree": {"type": "array", "items": {"$ref": "#/$defs/N"}}},
-              "$defs": {"N": {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}}}}
+    schema = {
+        "type": "object",
+        "properties": {"tree": {"type": "array", "items": {"$ref": "#/$defs/N"}}},
+        "$defs": {"N": {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}}},
+    }
     matcher = ByteMatcher(tag_of(constrain({"tool_choice": "required"}, [tool(schema)])))
     call = THINK + " to=f" + XML + '<rfl:parameter name="tree">\n{}\n</rfl:parameter><|call|>'
     assert matcher.read(call.format('[{"n": {"n": {}}}]'))[1]
@@ -132,8 +167,10 @@ def test_unpaired_surrogates():
     refused({"structured_outputs": {"regex": "\ud800"}}, None, "structured_outputs")
 
 
-@pytest.mark.parametrize("constraint", [{"regex": "a" * 20_000}, {"grammar": "root ::= " + '"a" ' * 90_000},
-                                        {"choice": [f"c{i}" for i in range(5000)]}])
+@pytest.mark.parametrize(
+    "constraint",
+    [{"regex": "a" * 20_000}, {"grammar": "root ::= " + '"a" ' * 90_000}, {"choice": [f"c{i}" for i in range(5000)]}],
+)
 def test_long_constraints_are_refused(constraint):
     refused({"structured_outputs": constraint}, None, "structured_outputs")
 
@@ -149,8 +186,24 @@ def test_odd_budgets_are_refused(budget):
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "0x10", "01"])
 def test_numbers_outside_json_are_not_grammatical(text):
-    matcher = ByteMatcher(tag_of(constrain({"tool_choice": "required"}, [tool(
-        {"type": "object", "properties": {"n": {"type": "number"}, "l": {"type": "array", "items": {"type": "number"}}}})])))
+    matcher = ByteMatcher(
+        tag_of(
+            constrain(
+                {"tool_choice": "required"},
+                [
+                    tool(
+                        {
+                            "type": "object",
+                            "properties": {
+                                "n": {"type": "number"},
+                                "l": {"type": "array", "items": {"type": "number"}},
+                            },
+                        }
+                    )
+                ],
+            )
+        )
+    )
     call = THINK + " to=f" + XML + '<rfl:parameter name="n">\n{}\n</rfl:parameter><|call|>'
     assert matcher.read(call.format("-1.5e3"))[1]
     assert not matcher.read(call.format(text))[0]

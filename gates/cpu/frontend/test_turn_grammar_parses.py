@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from turn_harness import recorded, request_of, tag_of
 from turn_walk import Walker
-
 from vllm.parser.beam import BeamReasoningParser, BeamToolParser
 from vllm.parser.muse import MuseReasoningParser, MuseToolParser
 from vllm.parser.turn_grammar.muse_format import MUSE
@@ -73,7 +72,7 @@ class Lane:
         while at <= len(text):
             size = rng.randint(1, 9)
             last = at + size >= len(text)
-            delta = parser.parse_delta(text[at:at + size], [], request, list(PROMPT.encode()), finished=last)
+            delta = parser.parse_delta(text[at : at + size], [], request, list(PROMPT.encode()), finished=last)
             at += size
             for call in (delta.tool_calls or ()) if delta else ():
                 entry = calls.setdefault(call.index, ["", ""])
@@ -93,31 +92,64 @@ def tool(name: str, parameters: dict | None) -> dict:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-INNER = st.sampled_from([
-    {"type": "string"}, {"type": "integer"}, {"type": "boolean"}, {"type": "number"},
-    {"type": "string", "enum": ["a", "two words", "<b>", ""]}, {"type": "integer", "minimum": -3, "maximum": 40},
-    {"type": "string", "format": "date"}, {"type": "string", "format": "uuid"}, {"type": "string", "format": "ipv4"},
-    {"type": "string", "pattern": "^[a-z]{2,4}-[0-9]+$"}, {"type": ["string", "null"]}, {"oneOf": [{"type": "integer"}, {"type": "null"}]},
-    {"type": "integer", "enum": [1, 2, 30]}, {"const": "only", "type": "string"}])
+INNER = st.sampled_from(
+    [
+        {"type": "string"},
+        {"type": "integer"},
+        {"type": "boolean"},
+        {"type": "number"},
+        {"type": "string", "enum": ["a", "two words", "<b>", ""]},
+        {"type": "integer", "minimum": -3, "maximum": 40},
+        {"type": "string", "format": "date"},
+        {"type": "string", "format": "uuid"},
+        {"type": "string", "format": "ipv4"},
+        {"type": "string", "pattern": "^[a-z]{2,4}-[0-9]+$"},
+        {"type": ["string", "null"]},
+        {"oneOf": [{"type": "integer"}, {"type": "null"}]},
+        {"type": "integer", "enum": [1, 2, 30]},
+        {"const": "only", "type": "string"},
+    ]
+)
 # Inside JSON text a length gives way to the excluded delimiters, so it is drawn at the top only.
 SIZED = st.sampled_from([{"type": "string", "minLength": 2, "maxLength": 5}, {"type": "string", "maxLength": 3}])
-PROPERTIES = SIZED | st.recursive(INNER, lambda inner: st.one_of(
-    st.builds(lambda items: {"type": "array", "items": items, "maxItems": 3}, inner),
-    st.builds(lambda a, b: {"type": "object", "properties": {"a": a, "b": b}, "required": ["a"],
-                            "additionalProperties": False}, inner, inner)), max_leaves=4)
+PROPERTIES = SIZED | st.recursive(
+    INNER,
+    lambda inner: st.one_of(
+        st.builds(lambda items: {"type": "array", "items": items, "maxItems": 3}, inner),
+        st.builds(
+            lambda a, b: {
+                "type": "object",
+                "properties": {"a": a, "b": b},
+                "required": ["a"],
+                "additionalProperties": False,
+            },
+            inner,
+            inner,
+        ),
+    ),
+    max_leaves=4,
+)
 NAMES = st.lists(st.sampled_from(["zeta", "alpha", "mid", "x-1", "päth", "a.b"]), min_size=0, max_size=4, unique=True)
 
 
 @st.composite
 def schemas(draw):
     names = draw(NAMES)
-    return {"type": "object", "properties": {name: draw(PROPERTIES) for name in names},
-            "required": draw(st.lists(st.sampled_from(names), unique=True)) if names else []}
+    return {
+        "type": "object",
+        "properties": {name: draw(PROPERTIES) for name in names},
+        "required": draw(st.lists(st.sampled_from(names), unique=True)) if names else [],
+    }
 
 
 TOOLS = st.builds(lambda first, second: [tool("get_weather", first), tool("f", second)], schemas(), schemas())
-CHECK = settings(max_examples=int(os.environ.get("TURN_GRAMMAR_EXAMPLES", "6")), deadline=None, derandomize=True,
-                 phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+CHECK = settings(
+    max_examples=int(os.environ.get("TURN_GRAMMAR_EXAMPLES", "6")),
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def valid_calls(calls, tools):
@@ -148,7 +180,7 @@ def test_required_calls_are_valid(name, tools, seed):
 @given(tools=TOOLS, seed=st.integers(0, 2**32))
 def test_named_call_is_the_one_asked_for(name, tools, seed):
     choice = {"type": "function", "function": {"name": "f"}}
-    request, text, ended, (_, content, calls) = LANES[name].draw({"tool_choice": choice}, tools, seed)
+    _request, text, ended, (_, content, calls) = LANES[name].draw({"tool_choice": choice}, tools, seed)
     if ended:
         assert [call.name for call in calls or ()] == ["f"], text
         valid_calls(calls, tools)
@@ -171,7 +203,10 @@ def test_auto_turns_lose_nothing(name, tools, seed, parallel):
         assert reasoning
         assert not (calls and content)
     assert lane.streamed(request, text, seed) == (
-        reasoning, content, [[call.name, call.arguments] for call in calls or ()]), text
+        reasoning,
+        content,
+        [[call.name, call.arguments] for call in calls or ()],
+    ), text
 
 
 @pytest.mark.parametrize("name", LANES)
@@ -179,18 +214,22 @@ def test_auto_turns_lose_nothing(name, tools, seed, parallel):
 @given(schema=schemas(), seed=st.integers(0, 2**32))
 def test_json_answers_are_valid(name, schema, seed):
     fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
-    _, text, ended, (_, content, calls) = LANES[name].draw(fields, None, seed)
+    _, _text, ended, (_, content, calls) = LANES[name].draw(fields, None, seed)
     if ended:
         assert not calls
         jsonschema.validate(json.loads(content), schema)
 
 
 @pytest.mark.parametrize("name", LANES)
-@pytest.mark.parametrize(("constraint", "check"), [
-    ({"choice": ["yes", "no way"]}, lambda text: text in ("yes", "no way")),
-    ({"regex": "[0-9]{3}-[a-f]+"}, lambda text: text[3] == "-" and text[:3].isdigit()),
-    ({"grammar": 'root ::= "a"+ "b"'}, lambda text: text.rstrip("b").strip("a") == "" and text.endswith("b")),
-    ({"json_object": True}, lambda text: isinstance(json.loads(text), dict))])
+@pytest.mark.parametrize(
+    ("constraint", "check"),
+    [
+        ({"choice": ["yes", "no way"]}, lambda text: text in ("yes", "no way")),
+        ({"regex": "[0-9]{3}-[a-f]+"}, lambda text: text[3] == "-" and text[:3].isdigit()),
+        ({"grammar": 'root ::= "a"+ "b"'}, lambda text: text.rstrip("b").strip("a") == "" and text.endswith("b")),
+        ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
+    ],
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_structured_answers(name, constraint, check, seed):
     _, text, ended, (_, content, calls) = LANES[name].draw({"structured_outputs": constraint}, None, seed)
@@ -206,7 +245,7 @@ def test_thinking_budget_still_ends_in_an_answer(name, budget):
     lane = LANES[name]
     seen = 0
     for seed in range(12):
-        request, text, ended, (reasoning, content, _) = lane.draw({"thinking_token_budget": budget}, None, seed)
+        request, _text, ended, (reasoning, content, _) = lane.draw({"thinking_token_budget": budget}, None, seed)
         assert request.thinking_token_budget is None
         if ended and reasoning:
             # Tokens of the walk are at most 12 characters of text; a first character may need a few of its own.
@@ -217,8 +256,10 @@ def test_thinking_budget_still_ends_in_an_answer(name, budget):
 
 def test_free_arguments_would_be_invalid():
     """Control: without the schema in the grammar, drawn calls break it."""
-    lane, tools = LANES["T1"], [tool("get_weather", {"type": "object", "properties": {"n": {"type": "integer"}},
-                                                     "required": ["n"]})]
+    lane, tools = (
+        LANES["T1"],
+        [tool("get_weather", {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})],
+    )
     loose = [tool("get_weather", {**tools[0]["function"]["parameters"], "additionalProperties": True})]
     broken = 0
     for seed in range(20):

@@ -11,7 +11,6 @@ import json
 
 import pytest
 from turn_harness import ByteMatcher, constrained, recorded, tag_of
-
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.turn_grammar.template_format import turn_format
 

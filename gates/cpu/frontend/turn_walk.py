@@ -8,14 +8,51 @@ import random
 import xgrammar as xgr
 
 MARKERS = {
-    "beam": ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>", "<|constrain|>",
-             "\n</rfl:parameter>", '<rfl:parameter name="', "assistant", "analysis", "final", " to="],
-    "muse": ["<|eot|>", "<|eom|>", "<|start|>", "<|message|>", "</atem:parameter>\n", '<atem:parameter name="',
-             "</atem:invoke>\n</atem:function_calls>", "assistant", " to=user", " to=self", " to="],
+    "beam": [
+        "<|return|>",
+        "<|call|>",
+        "<|end|>",
+        "<|start|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "\n</rfl:parameter>",
+        '<rfl:parameter name="',
+        "assistant",
+        "analysis",
+        "final",
+        " to=",
+    ],
+    "muse": [
+        "<|eot|>",
+        "<|eom|>",
+        "<|start|>",
+        "<|message|>",
+        "</atem:parameter>\n",
+        '<atem:parameter name="',
+        "</atem:invoke>\n</atem:function_calls>",
+        "assistant",
+        " to=user",
+        " to=self",
+        " to=",
+    ],
 }
 STOPS = {"beam": ("<|return|>", "<|call|>"), "muse": ("<|eot|>",)}
 # Text is drawn from what is awkward: markup, quotes, escapes, line ends, and more than ASCII.
-TEXT = [chr(code) for code in range(32, 127)] + ["\n", "\t", "\\n", "é", "日", "🎉", "</", "<|", "<rfl:", "<atem:", '"}', "null"]
+TEXT = [chr(code) for code in range(32, 127)] + [
+    "\n",
+    "\t",
+    "\\n",
+    "é",
+    "日",
+    "🎉",
+    "</",
+    "<|",
+    "<rfl:",
+    "<atem:",
+    '"}',
+    "null",
+]
 
 
 class Walker:
@@ -27,7 +64,8 @@ class Walker:
         self.ids = {text: 256 + index for index, text in enumerate(texts)}
         self.markers = [self.ids[text] for text in MARKERS[label]]
         self.text = [ord(text) for text in TEXT if len(text.encode()) == 1] + [
-            self.ids[text] for text in TEXT if len(text.encode()) > 1]
+            self.ids[text] for text in TEXT if len(text.encode()) > 1
+        ]
         self.stops = [self.ids[text] for text in STOPS[label]]
         self.info = xgr.TokenizerInfo(self.vocab, stop_token_ids=[self.stops[0]])
         self.compiler = xgr.GrammarCompiler(self.info)
@@ -57,8 +95,11 @@ class Walker:
         ends = sorted(allowed.intersection(self.stops))
         if ends and (hurry or rng.random() < 0.3):
             return rng.choice(ends)
-        groups = [(self.markers, 1.0 if hurry else 0.3), ([ord(char) for char in '"}]'], 0.5 if hurry else 0.15),
-                  (self.text, 1.0)]
+        groups = [
+            (self.markers, 1.0 if hurry else 0.3),
+            ([ord(char) for char in '"}]'], 0.5 if hurry else 0.15),
+            (self.text, 1.0),
+        ]
         for group, chance in groups:
             inside = sorted(allowed.intersection(group) - set(self.stops))
             if inside and rng.random() < chance:

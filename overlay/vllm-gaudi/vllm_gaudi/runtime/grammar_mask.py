@@ -44,8 +44,9 @@ def apply_packed_mask(logits: torch.Tensor, packed: torch.Tensor) -> torch.Tenso
         ValueError: row counts differ or `packed` is not int32.
     """
     if packed.dtype != torch.int32 or packed.dim() != 2 or packed.shape[0] != logits.shape[0]:
-        raise ValueError(f"grammar mask: int32 [{logits.shape[0]}, words] expected, got "
-                         f"{packed.dtype} {tuple(packed.shape)}")
+        raise ValueError(
+            f"grammar mask: int32 [{logits.shape[0]}, words] expected, got {packed.dtype} {tuple(packed.shape)}"
+        )
     rows, width = logits.shape[0], min(logits.shape[1], WORD * packed.shape[1])
     # AND with a constant instead of a shift: no arithmetic right shift of negative words.
     keep = torch.bitwise_and(packed.unsqueeze(-1), _powers(logits.device)) != 0
@@ -55,8 +56,7 @@ def apply_packed_mask(logits: torch.Tensor, packed: torch.Tensor) -> torch.Tenso
     return logits
 
 
-def mask_on_device(logits: torch.Tensor, sorted_bitmask: np.ndarray,
-                   scheduler_output: "SchedulerOutput") -> bool:
+def mask_on_device(logits: torch.Tensor, sorted_bitmask: np.ndarray, scheduler_output: SchedulerOutput) -> bool:
     """Apply the step's bitmask where the logits are; False leaves it to the host path.
 
     Args:

@@ -47,16 +47,14 @@ class EffortLevels:
             return self.levels
         levels = tuple(level.strip() for level in own.split(",") if level.strip())
         if not levels or any(level not in SCALE for level in levels):
-            raise ValueError(f"{LEVELS_VARIABLE}={own!r}: a comma-separated list of "
-                             f"{', '.join(SCALE)} is expected")
+            raise ValueError(f"{LEVELS_VARIABLE}={own!r}: a comma-separated list of {', '.join(SCALE)} is expected")
         return levels
 
 
 def nearest(level: str, levels: tuple[str, ...]) -> str:
     """The member of `levels` next to `level` on the scale; ties go to the higher one."""
     position = SCALE.index(level)
-    return min(levels, key=lambda served: (abs(SCALE.index(served) - position),
-                                           -SCALE.index(served)))
+    return min(levels, key=lambda served: (abs(SCALE.index(served) - position), -SCALE.index(served)))
 
 
 def asked_level(value: Any) -> str | None:
@@ -72,13 +70,12 @@ def asked_level(value: Any) -> str | None:
     level = value.strip().lower() if isinstance(value, str) else value
     if level not in SCALE:
         raise VLLMValidationError(
-            f"reasoning_effort {value!r} is not a level; send one of {', '.join(SCALE)}",
-            parameter="reasoning_effort")
+            f"reasoning_effort {value!r} is not a level; send one of {', '.join(SCALE)}", parameter="reasoning_effort"
+        )
     return level
 
 
-def map_effort(kwargs: Mapping[str, Any], model: EffortLevels,
-               asked_thinking: bool) -> dict[str, Any]:
+def map_effort(kwargs: Mapping[str, Any], model: EffortLevels, asked_thinking: bool) -> dict[str, Any]:
     """Chat-template arguments with the level under the model's own variable.
 
     Args:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import partial_json_parser
-
 from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
 
@@ -59,12 +58,15 @@ def _reasoning(message: dict[str, Any], index: int) -> None:
         message.pop("reasoning", None)
         return
     if isinstance(value, list) and all(
-            isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in value):
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in value
+    ):
         value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
         raise VLLMValidationError(
             f"messages[{index}]: reasoning is {type(value).__name__}; send the text of "
-            "`reasoning` from the earlier response as it was", parameter="messages")
+            "`reasoning` from the earlier response as it was",
+            parameter="messages",
+        )
     message["reasoning"] = value
 
 
@@ -79,8 +81,7 @@ def _calls(message: dict[str, Any], names: dict[str, str], index: int) -> None:
             own_calls.append(call)  # refused later, with its own message
             continue
         where = f"messages[{index}].tool_calls"
-        own = {**call, "function": {**function,
-                                    "arguments": mapping(function.get("arguments"), where)}}
+        own = {**call, "function": {**function, "arguments": mapping(function.get("arguments"), where)}}
         if isinstance(call.get("id"), str) and isinstance(function.get("name"), str):
             names[call["id"]] = function["name"]
         own_calls.append(own)
@@ -108,8 +109,8 @@ def mapping(arguments: Any, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise VLLMValidationError(
-            f"{where}: arguments are a JSON {type(value).__name__}; send a JSON object",
-            parameter="messages")
+            f"{where}: arguments are a JSON {type(value).__name__}; send a JSON object", parameter="messages"
+        )
     return dict(value)
 
 
@@ -120,8 +121,7 @@ def _salvaged(text: str, where: str) -> Any:
         value = None
     if not isinstance(value, Mapping):
         value = {}
-    logger.info("%s: arguments are not complete JSON; %d complete entries reach the template.",
-                where, len(value))
+    logger.info("%s: arguments are not complete JSON; %d complete entries reach the template.", where, len(value))
     return value
 
 

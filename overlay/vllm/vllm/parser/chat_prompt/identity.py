@@ -35,8 +35,7 @@ def note_template(model_config: Any, tokenizer: Any, template: str | None) -> No
         return
     digest = template_hash(own)
     if _HASHES.get(model_config.model) != digest:
-        logger.info("Chat template sha256 %s (%d characters) of %s.", digest, len(own),
-                    model_config.model)
+        logger.info("Chat template sha256 %s (%d characters) of %s.", digest, len(own), model_config.model)
     _HASHES[model_config.model] = digest
 
 

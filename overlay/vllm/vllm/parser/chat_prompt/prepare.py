@@ -23,8 +23,8 @@ class PromptProfile:
 PROFILES = {
     "beam": PromptProfile(EffortLevels("reasoning_effort", ("low", "medium", "high"))),
     "muse": PromptProfile(
-        EffortLevels("reasoning_strength", ("low", "medium", "high", "xhigh")),
-        split_calls=True, full_tools=True),
+        EffortLevels("reasoning_strength", ("low", "medium", "high", "xhigh")), split_calls=True, full_tools=True
+    ),
 }
 _OF_MODEL_TYPE = {"beam": "beam", "muse_spark": "muse"}
 
@@ -35,8 +35,7 @@ def profile_of(renderer: Any) -> PromptProfile | None:
     return PROFILES.get(name or getattr(renderer.parser, "format_name", None))
 
 
-def prepare_prompt(renderer: Any, request: Any, messages: list[Any],
-                   chat_params: Any) -> tuple[list[Any], Any]:
+def prepare_prompt(renderer: Any, request: Any, messages: list[Any], chat_params: Any) -> tuple[list[Any], Any]:
     """Messages and template parameters as the model's template needs them.
 
     Models without a profile get both back as they are.
@@ -51,8 +50,7 @@ def prepare_prompt(renderer: Any, request: Any, messages: list[Any],
     if profile is None:
         return messages, chat_params
     asked = getattr(request, "chat_template_kwargs", None) or {}
-    kwargs = map_effort(chat_params.chat_template_kwargs or {}, profile.effort,
-                        "enable_thinking" in asked)
+    kwargs = map_effort(chat_params.chat_template_kwargs or {}, profile.effort, "enable_thinking" in asked)
     if profile.full_tools and kwargs.get("tools"):
         kwargs["tools"] = [_full(tool) for tool in kwargs["tools"]]
     messages = prepared(messages, split_calls=profile.split_calls)
@@ -76,5 +74,5 @@ class TemplateComplaint(ValueError):
         super().__init__(
             f"the chat template refused the conversation: {error}. Send every earlier assistant "
             "message with its `reasoning`, tool arguments as a JSON object, and a tool message "
-            "for each tool call")
-
+            "for each tool call"
+        )

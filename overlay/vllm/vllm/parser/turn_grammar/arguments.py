@@ -14,8 +14,21 @@ from vllm.parser.turn_grammar.wire_format import CallSyntax, ParameterSyntax
 
 _DEFINITIONS = ("$defs", "definitions")
 _READ = frozenset({"type", "properties", "required", "additionalProperties", *_DEFINITIONS})
-_ANNOTATIONS = frozenset({"$schema", "$id", "$comment", "title", "description", "default",
-                          "examples", "deprecated", "readOnly", "writeOnly", "strict"})
+_ANNOTATIONS = frozenset(
+    {
+        "$schema",
+        "$id",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "strict",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -28,12 +41,10 @@ class Argument:
 def value_delimiters(call: CallSyntax, reserved: Sequence[str] = ()) -> tuple[str, ...]:
     """Substrings that would end a value, or the call, early."""
     syntax = call.parameter
-    return (*call.closers, *reserved,
-            *(literal + syntax.begin for literal, _ in syntax.open_ends), *syntax.ends)
+    return (*call.closers, *reserved, *(literal + syntax.begin for literal, _ in syntax.open_ends), *syntax.ends)
 
 
-def arguments(parameters: Mapping[str, Any] | None, call: CallSyntax,
-              reserved: Sequence[str] = ()) -> f.Format:
+def arguments(parameters: Mapping[str, Any] | None, call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:
     """Arguments by the tool's schema, in declared or in alphabetical order.
 
     Raises:
@@ -45,24 +56,28 @@ def arguments(parameters: Mapping[str, Any] | None, call: CallSyntax,
         return f.NOTHING
     orders = [declared, sorted(declared, key=lambda argument: argument.name)]
     write = _chained if call.parameter.open_ends else _independent
-    return _optional_if(all(not argument.required for argument in declared),
-                        f.alt(*(write(order, call.parameter) for order in orders)))
+    return _optional_if(
+        all(not argument.required for argument in declared), f.alt(*(write(order, call.parameter) for order in orders))
+    )
 
 
 def free_arguments(call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:
     """Any keys with any text."""
     syntax = call.parameter
-    body = f.seq(f.regex(syntax.key), f.const(syntax.middle),
-                 f.text(value_delimiters(call, reserved)))
+    body = f.seq(f.regex(syntax.key), f.const(syntax.middle), f.text(value_delimiters(call, reserved)))
     if not syntax.open_ends:
         return f.star(f.seq(f.regex(syntax.between), f.tag(syntax.begin, body, syntax.ends)))
-    return f.opt(f.seq(f.regex(syntax.between), f.const(syntax.begin),
-                       f.star(f.tag("", body, _followed(syntax))),
-                       f.tag("", body, syntax.ends)))
+    return f.opt(
+        f.seq(
+            f.regex(syntax.between),
+            f.const(syntax.begin),
+            f.star(f.tag("", body, _followed(syntax))),
+            f.tag("", body, syntax.ends),
+        )
+    )
 
 
-def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax,
-              delimiters: Sequence[str]) -> list[Argument]:
+def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters: Sequence[str]) -> list[Argument]:
     if parameters is None:
         return []
     if unknown := sorted(set(parameters) - _READ - _ANNOTATIONS):
@@ -84,9 +99,9 @@ def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax,
         if not declared_types(schema):
             raise NotGrammar(f"property {name!r} declares no type")
         try:
-            declared.append(Argument(name, name in required,
-                                     value(schema, definitions, delimiters,
-                                           strips=call.parameter.strips)))
+            declared.append(
+                Argument(name, name in required, value(schema, definitions, delimiters, strips=call.parameter.strips))
+            )
         except NotGrammar as error:
             raise NotGrammar(f"property {name!r}: {error}") from error
     return declared
@@ -98,19 +113,27 @@ def _optional_if(condition: bool, fmt: f.Format) -> f.Format:
 
 def _independent(order: Sequence[Argument], syntax: ParameterSyntax) -> f.Format:
     """Each parameter has its own closer: a plain sequence of optional parameters."""
-    return f.seq(*(
-        _optional_if(not argument.required, f.seq(
-            f.regex(syntax.between) if syntax.between else f.NOTHING,
-            f.tag(f"{syntax.begin}{argument.name}{syntax.middle}", argument.value,
-                  syntax.ends)))
-        for argument in order))
+    return f.seq(
+        *(
+            _optional_if(
+                not argument.required,
+                f.seq(
+                    f.regex(syntax.between) if syntax.between else f.NOTHING,
+                    f.tag(f"{syntax.begin}{argument.name}{syntax.middle}", argument.value, syntax.ends),
+                ),
+            )
+            for argument in order
+        )
+    )
 
 
 def _followed(syntax: ParameterSyntax) -> list[str]:
     """Closers of a value another parameter follows, up to that parameter's key."""
     between = ("", "\n")
-    return [*(end + gap + syntax.begin for end in syntax.ends for gap in between),
-            *(literal + syntax.begin for literal, _ in syntax.open_ends)]
+    return [
+        *(end + gap + syntax.begin for end in syntax.ends for gap in between),
+        *(literal + syntax.begin for literal, _ in syntax.open_ends),
+    ]
 
 
 def _chained(order: Sequence[Argument], syntax: ParameterSyntax) -> f.Format:
@@ -124,14 +147,12 @@ def _until_last(order: Sequence[Argument], syntax: ParameterSyntax) -> f.Format:
     if len(order) == 1:
         (argument,) = order
         return f.tag(argument.name + syntax.middle, argument.value, syntax.ends)
-    head, rest = order[:len(order) // 2], order[len(order) // 2:]
-    further = f.seq(*(_continued(argument, syntax) for argument in head),
-                    _until_last(rest, syntax))
+    head, rest = order[: len(order) // 2], order[len(order) // 2 :]
+    further = f.seq(*(_continued(argument, syntax) for argument in head), _until_last(rest, syntax))
     if any(argument.required for argument in rest):
         return further
     return f.alt(_until_last(head, syntax), further)
 
 
 def _continued(argument: Argument, syntax: ParameterSyntax) -> f.Format:
-    return _optional_if(not argument.required, f.tag(
-        argument.name + syntax.middle, argument.value, _followed(syntax)))
+    return _optional_if(not argument.required, f.tag(argument.name + syntax.middle, argument.value, _followed(syntax)))

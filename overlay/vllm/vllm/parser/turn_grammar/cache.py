@@ -62,9 +62,13 @@ def bounded_text(turn: TurnFormat, rules: TurnRules) -> str:
         room -= sizes[tool.name]
         if room < 0:
             free.add(tool.name)
-    logger.warning("The schemas of %d of %d tools are not enforced: the grammar would take %d "
-                   "bytes, at most %d are built.", len(free), len(rules.tools), len(text),
-                   STRICT_TAG_BYTES)
+    logger.warning(
+        "The schemas of %d of %d tools are not enforced: the grammar would take %d bytes, at most %d are built.",
+        len(free),
+        len(rules.tools),
+        len(text),
+        STRICT_TAG_BYTES,
+    )
     return json.dumps(turn_tag(turn, replace(rules, free=frozenset(free))))
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import xgrammar as xgr
-
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
@@ -52,12 +51,12 @@ def with_stop_ids(grammar: XgrammarGrammar, stop_ids: set[int], rollback: int) -
     the generation config, the request's `stop_token_ids`) would pass as text and cut the turn.
     """
     matcher = xgr.GrammarMatcher(
-        grammar.ctx, override_stop_tokens=sorted(stop_ids) or None, max_rollback_tokens=rollback)
+        grammar.ctx, override_stop_tokens=sorted(stop_ids) or None, max_rollback_tokens=rollback
+    )
     return TurnGrammar(matcher=matcher, vocab_size=grammar.vocab_size, ctx=grammar.ctx)
 
 
-def finished_grammar(manager: StructuredOutputManager, request: Request,
-                     create: Callable[[], Any]) -> Any:
+def finished_grammar(manager: StructuredOutputManager, request: Request, create: Callable[[], Any]) -> Any:
     """What `create` compiles, with the request's stop ids; compile time in the log."""
     started = time.perf_counter()
     grammar = create()
@@ -72,37 +71,41 @@ def finished_grammar(manager: StructuredOutputManager, request: Request,
 
 def log_compile(backend: XgrammarBackend, grammar: XgrammarGrammar, seconds: float) -> None:
     if seconds >= SLOW_COMPILE_SECONDS:
-        logger.info("Compiled a grammar in %.2f s: %.1f MB, %.1f MB in the grammar cache.",
-                    seconds, grammar.ctx.memory_size_bytes / 2**20,
-                    backend.compiler.get_cache_size_bytes() / 2**20)
+        logger.info(
+            "Compiled a grammar in %.2f s: %.1f MB, %.1f MB in the grammar cache.",
+            seconds,
+            grammar.ctx.memory_size_bytes / 2**20,
+            backend.compiler.get_cache_size_bytes() / 2**20,
+        )
 
 
 def compile_at_start(manager: StructuredOutputManager) -> None:
     """Compile the grammar of a turn without tools in the background, so that the first
     request does not wait for it. Does nothing for parsers without a turn grammar."""
     config = manager.vllm_config.structured_outputs_config
-    if manager.vllm_config.model_config.skip_tokenizer_init or config.backend not in (
-            "auto", "xgrammar"):
+    if manager.vllm_config.model_config.skip_tokenizer_init or config.backend not in ("auto", "xgrammar"):
         return
     turn = turn_format_named(config.reasoning_parser, manager.tokenizer)
     if turn is None:
         return
     manager.backend = XgrammarBackend(
-        manager.vllm_config, tokenizer=manager.tokenizer,
-        vocab_size=manager.vllm_config.model_config.get_vocab_size())
+        manager.vllm_config, tokenizer=manager.tokenizer, vocab_size=manager.vllm_config.model_config.get_vocab_size()
+    )
     manager.executor.submit(_compile_plain, manager.backend, turn)
 
 
 def _compile_plain(backend: XgrammarBackend, turn: TurnFormat) -> None:
     started = time.perf_counter()
     try:
-        text = tag_text(turn, TurnRules(
-            thinking="required" if turn.always_thinks else "optional"))
+        text = tag_text(turn, TurnRules(thinking="required" if turn.always_thinks else "optional"))
         grammar = backend.compile_grammar(StructuredOutputOptions.STRUCTURAL_TAG, text)
     except (NotGrammar, RuntimeError) as error:
         logger.warning("The grammar of a plain turn was not compiled at start: %s.", error)
         return
-    logger.info("Compiled the grammar of a plain %s turn at start in %.2f s: %.1f MB, %.1f MB "
-                "in the grammar cache.", turn.label, time.perf_counter() - started,
-                grammar.ctx.memory_size_bytes / 2**20,
-                backend.compiler.get_cache_size_bytes() / 2**20)
+    logger.info(
+        "Compiled the grammar of a plain %s turn at start in %.2f s: %.1f MB, %.1f MB in the grammar cache.",
+        turn.label,
+        time.perf_counter() - started,
+        grammar.ctx.memory_size_bytes / 2**20,
+        backend.compiler.get_cache_size_bytes() / 2**20,
+    )

@@ -14,6 +14,7 @@ from typing import Any
 
 Format = dict[str, Any]
 
+
 class NotGrammar(ValueError):
     """The pattern, template or schema cannot be expressed as a grammar."""
 
@@ -29,8 +30,7 @@ def regex(pattern: str) -> Format:
     return {"type": "regex", "pattern": pattern}
 
 
-def text(excludes: Iterable[str] = (), *, max_tokens: int | None = None,
-         max_chars: int | None = None) -> Format:
+def text(excludes: Iterable[str] = (), *, max_tokens: int | None = None, max_chars: int | None = None) -> Format:
     """Any text without the given substrings; budgets in model tokens and code points."""
     fmt: Format = {"type": "any_text"}
     if excluded := list(dict.fromkeys(excludes)):
@@ -47,8 +47,7 @@ MAX_WHITESPACE = 64
 
 
 def json_value(schema: bool | dict[str, Any], excludes: Iterable[str] = ()) -> Format:
-    fmt: Format = {"type": "json_schema", "json_schema": schema,
-                   "max_whitespace_cnt": MAX_WHITESPACE}
+    fmt: Format = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE}
     if excluded := list(dict.fromkeys(excludes)):
         fmt["excludes"] = excluded
     return fmt

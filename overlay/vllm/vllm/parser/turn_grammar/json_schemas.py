@@ -13,8 +13,10 @@ _DATA = frozenset({"enum", "const", "default", "examples", "required"})
 
 MAX_COUNT = 100_000
 # One character of a JSON string as it is written; escaped surrogates would count as two.
-_CHARACTER = (r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|'
-              r"[dD][0-7][0-9a-fA-F]{2}))")
+_CHARACTER = (
+    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|'
+    r"[dD][0-7][0-9a-fA-F]{2}))"
+)
 
 
 def sized_strings_as_patterns(schema: Any) -> Any:
@@ -33,10 +35,14 @@ def sized_strings_as_patterns(schema: Any) -> Any:
         if bounded and _counts(low) and (high is None or (_counts(high) and high >= low)):
             rest = {key: value for key, value in schema.items() if key not in _LENGTHS}
             return {**rest, "pattern": f"^{_CHARACTER}{{{low},{'' if high is None else high}}}$"}
-    return {key: value if key in _DATA else
-            {name: sized_strings_as_patterns(member) for name, member in value.items()}
-            if key in _MAPS and isinstance(value, Mapping) else sized_strings_as_patterns(value)
-            for key, value in schema.items()}
+    return {
+        key: value
+        if key in _DATA
+        else {name: sized_strings_as_patterns(member) for name, member in value.items()}
+        if key in _MAPS and isinstance(value, Mapping)
+        else sized_strings_as_patterns(value)
+        for key, value in schema.items()
+    }
 
 
 def _counts(value: Any) -> bool:

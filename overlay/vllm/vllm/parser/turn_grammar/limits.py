@@ -34,8 +34,7 @@ def check_schema(schema: Any, *, parameter: str, owner: str = "the JSON schema")
     while frontier:
         depth += 1
         if depth > MAX_DEPTH:
-            _refuse(f"{owner} nests deeper than {MAX_DEPTH} levels; flatten it or use $defs "
-                    "references", parameter)
+            _refuse(f"{owner} nests deeper than {MAX_DEPTH} levels; flatten it or use $defs references", parameter)
         below: list[Any] = []
         for node in frontier:
             count += 1
@@ -58,16 +57,16 @@ def _check_width(node: Mapping[str, Any], owner: str, parameter: str) -> None:
     for key, limit in (("enum", MAX_VALUES), ("properties", MAX_PROPERTIES)):
         members = node.get(key)
         if isinstance(members, (list, Mapping)) and len(members) > limit:
-            _refuse(f"{key} of {owner} has {len(members)} entries, at most {limit} are served; "
-                    "send fewer", parameter)
+            _refuse(f"{key} of {owner} has {len(members)} entries, at most {limit} are served; send fewer", parameter)
 
 
 def check_size(value: Any, limit: int, *, parameter: str, owner: str) -> int:
     """Bytes of `value` as JSON; raises VLLMValidationError above `limit`."""
     size = len(json.dumps(value, ensure_ascii=True))
     if size > limit:
-        _refuse(f"{owner} takes {size} bytes as JSON, at most {limit} are served; send fewer "
-                "or smaller ones", parameter)
+        _refuse(
+            f"{owner} takes {size} bytes as JSON, at most {limit} are served; send fewer or smaller ones", parameter
+        )
     return size
 
 
@@ -77,8 +76,7 @@ def check_text(value: Any, owner: str, parameter: str) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            _refuse(f"{owner} holds an unpaired surrogate at character {error.start}; send "
-                    "valid Unicode", parameter)
+            _refuse(f"{owner} holds an unpaired surrogate at character {error.start}; send valid Unicode", parameter)
 
 
 def check_tools(tools: Sequence[tuple[str, Any]]) -> None:
@@ -90,10 +88,11 @@ def check_tools(tools: Sequence[tuple[str, Any]]) -> None:
         check_text(name, "a tool's name", "tools")
         total += check_schema(parameters, parameter="tools", owner=f"tool {name[:64]!r}")
         if total > MAX_NODES:
-            _refuse(f"the tools' schemas have more than {MAX_NODES} nodes together; send fewer "
-                    "tools or smaller schemas", "tools")
-    check_size([parameters for _, parameters in tools], MAX_TOOLS_BYTES, parameter="tools",
-               owner="the list of tools")
+            _refuse(
+                f"the tools' schemas have more than {MAX_NODES} nodes together; send fewer tools or smaller schemas",
+                "tools",
+            )
+    check_size([parameters for _, parameters in tools], MAX_TOOLS_BYTES, parameter="tools", owner="the list of tools")
 
 
 def _refuse(message: str, parameter: str) -> None:

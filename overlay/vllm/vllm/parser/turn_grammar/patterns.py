@@ -19,9 +19,12 @@ MAX_FORMS = 64
 Node = tuple[Any, Any]
 
 _CATEGORIES = {
-    C.CATEGORY_SPACE: r"\s", C.CATEGORY_NOT_SPACE: r"\S",
-    C.CATEGORY_DIGIT: r"\d", C.CATEGORY_NOT_DIGIT: r"\D",
-    C.CATEGORY_WORD: r"\w", C.CATEGORY_NOT_WORD: r"\W",
+    C.CATEGORY_SPACE: r"\s",
+    C.CATEGORY_NOT_SPACE: r"\S",
+    C.CATEGORY_DIGIT: r"\d",
+    C.CATEGORY_NOT_DIGIT: r"\D",
+    C.CATEGORY_WORD: r"\w",
+    C.CATEGORY_NOT_WORD: r"\W",
 }
 _REPEATS = (C.MAX_REPEAT, C.MIN_REPEAT)
 
@@ -71,13 +74,16 @@ def _forms(op: Any, arg: Any) -> list[str]:
 
 def escape(value: str) -> str:
     """Escape for xgrammar's regex dialect; other characters stand for themselves."""
-    return re.sub(r"([\\^$.|?*+()\[\]{}/-])", r"\\\1", value).replace("\n", r"\n").replace(
-        "\r", r"\r").replace("\t", r"\t")
+    return (
+        re.sub(r"([\\^$.|?*+()\[\]{}/-])", r"\\\1", value)
+        .replace("\n", r"\n")
+        .replace("\r", r"\r")
+        .replace("\t", r"\t")
+    )
 
 
 def escape_in_class(char: str) -> str:
-    return "\\" + char if char in "\\^]-[" else {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(
-        char, char)
+    return "\\" + char if char in "\\^]-[" else {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(char, char)
 
 
 def render(items: list[Node]) -> str:
@@ -154,8 +160,9 @@ def excluded_class(items: list[Node]) -> str | None:
 
 def is_lazy_text(items: list[Node]) -> bool:
     """True for `.*?` and `.+?`-like values that run to the first terminator."""
-    return (len(items) == 1 and items[0][0] is C.MIN_REPEAT
-            and len(items[0][1][2]) == 1 and items[0][1][2][0][0] is C.ANY)
+    return (
+        len(items) == 1 and items[0][0] is C.MIN_REPEAT and len(items[0][1][2]) == 1 and items[0][1][2][0][0] is C.ANY
+    )
 
 
 def split_lookahead(items: list[Node]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -165,11 +172,11 @@ def split_lookahead(items: list[Node]) -> tuple[list[str], list[tuple[str, str]]
     heads: list[str] = [""]
     for position, (op, arg) in enumerate(items):
         if op is C.SUBPATTERN and arg[0] is None and not arg[1] and not arg[2]:
-            inner = split_lookahead(list(arg[3]) + items[position + 1:])
+            inner = split_lookahead(list(arg[3]) + items[position + 1 :])
         elif op is C.BRANCH:
             inner = ([], [])
             for branch in arg[1]:
-                part = split_lookahead(list(branch) + items[position + 1:])
+                part = split_lookahead(list(branch) + items[position + 1 :])
                 inner[0].extend(part[0])
                 inner[1].extend(part[1])
         elif op is C.ASSERT and arg[0] == 1 and position == len(items) - 1:

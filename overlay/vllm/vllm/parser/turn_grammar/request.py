@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,8 +45,14 @@ class Choice:
         return self.mode in ("required", "named")
 
 
-def constrain_request(request: Any, turn: TurnFormat, *, prompt: str, serving: Serving,
-                      chat_template_kwargs: Mapping[str, Any] | None = None) -> Any:
+def constrain_request(
+    request: Any,
+    turn: TurnFormat,
+    *,
+    prompt: str,
+    serving: Serving,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
     """Set the grammar of the whole turn on `request`, in place, and return it.
 
     A chat request gets `structured_outputs` (and loses `response_format`); a Responses request
@@ -65,8 +70,7 @@ def constrain_request(request: Any, turn: TurnFormat, *, prompt: str, serving: S
     request._grammar_from_parser = False
     tools = request_tools(request)
     choice = tool_choice(request, tools)
-    allowed = serving.tool_parser and choice.mode != "none" and bool(tools) and (
-        choice.forced or serving.auto_tools)
+    allowed = serving.tool_parser and choice.mode != "none" and bool(tools) and (choice.forced or serving.auto_tools)
     state = prompt_state(turn, prompt)
     if choice.forced and (not allowed or turn.call is None or state in ("open_answer", "inside")):
         _cannot_force(choice)
@@ -75,8 +79,10 @@ def constrain_request(request: Any, turn: TurnFormat, *, prompt: str, serving: S
         _check_spelling(turn, tools)
     constraint = constraint_of(request)
     if choice.forced and constraint is not None:
-        logger.warning("tool_choice=%s: the structured output of the request is ignored, the "
-                       "turn holds only tool calls.", choice.mode)
+        logger.warning(
+            "tool_choice=%s: the structured output of the request is ignored, the turn holds only tool calls.",
+            choice.mode,
+        )
         constraint = None
     try:
         body = answer_body(constraint, answer_delimiters(turn))
@@ -88,8 +94,7 @@ def constrain_request(request: Any, turn: TurnFormat, *, prompt: str, serving: S
         return request
     needed = choice.forced or body is not None
     lead = _lead(turn, state, request, serving, chat_template_kwargs, choice)
-    if lead is None or not (needed or always_constrained(turn)) or (
-            state == "open_answer" and body is not None):
+    if lead is None or not (needed or always_constrained(turn)) or (state == "open_answer" and body is not None):
         return request
     if not _combines(request, needed):
         return request
@@ -100,16 +105,14 @@ def constrain_request(request: Any, turn: TurnFormat, *, prompt: str, serving: S
         other_tools=allowed and choice.mode == "auto",
         answer=not choice.forced,
         body=body,
-        parallel=choice.mode != "named" and getattr(
-            request, "parallel_tool_calls", None) is not False,
+        parallel=choice.mode != "named" and getattr(request, "parallel_tool_calls", None) is not False,
         open_answer=state == "open_answer",
     )
     try:
         text = tag_text(turn, rules)
     except NotGrammar as error:
         if choice.forced:
-            raise VLLMValidationError(f"the model's format has no grammar: {error}",
-                                      parameter="tool_choice") from error
+            raise VLLMValidationError(f"the model's format has no grammar: {error}", parameter="tool_choice") from error
         logger.warning("No turn grammar: %s.", error)
         return request
     return _apply(request, text, from_start=lead[1])
@@ -121,8 +124,11 @@ def request_tools(request: Any) -> list[Tool]:
     for tool in request.tools or ():
         entry = tool.model_dump() if hasattr(tool, "model_dump") else dict(tool)
         if entry.get("type") == "namespace":
-            found += [_tool({**inner, "name": flat_namespace_tool_name(entry["name"], inner["name"])})
-                      for inner in entry.get("tools", ()) if inner.get("type") == "function"]
+            found += [
+                _tool({**inner, "name": flat_namespace_tool_name(entry["name"], inner["name"])})
+                for inner in entry.get("tools", ())
+                if inner.get("type") == "function"
+            ]
         elif entry.get("type", "function") == "function":
             found.append(_tool(entry.get("function") or entry))
     return found
@@ -142,11 +148,11 @@ def tool_choice(request: Any, tools: list[Tool]) -> Choice:
     name = (entry.get("function") or entry).get("name")
     if not isinstance(name, str):
         raise VLLMValidationError(
-            f"tool_choice of type {entry.get('type')!r} is not served; send 'auto', 'none', "
-            "'required' or a function", parameter="tool_choice")
+            f"tool_choice of type {entry.get('type')!r} is not served; send 'auto', 'none', 'required' or a function",
+            parameter="tool_choice",
+        )
     if name not in [tool.name for tool in tools]:
-        raise VLLMValidationError(f"tool_choice names {name!r}, which is not in tools",
-                                  parameter="tool_choice")
+        raise VLLMValidationError(f"tool_choice names {name!r}, which is not in tools", parameter="tool_choice")
     return Choice("named", name)
 
 
@@ -165,7 +171,8 @@ def thinking_budget(request: Any) -> int | None:
         if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
             raise VLLMValidationError(
                 f"thinking_token_budget is {budget!r}; send a number of tokens from 0 on",
-                parameter="thinking_token_budget")
+                parameter="thinking_token_budget",
+            )
         request.thinking_token_budget = None
         request._thinking_budget = budget
     return budget
@@ -179,7 +186,9 @@ def _cannot_force(choice: Choice) -> None:
     raise VLLMValidationError(
         f"response_template parsing cannot guarantee {choice.mode} tool choice for this "
         "request: the prompt already opened an answer or no tool can be called; use "
-        "tool_choice='auto'", parameter="tool_choice")
+        "tool_choice='auto'",
+        parameter="tool_choice",
+    )
 
 
 def _check_spelling(turn: TurnFormat, tools: list[Tool]) -> None:
@@ -188,18 +197,25 @@ def _check_spelling(turn: TurnFormat, tools: list[Tool]) -> None:
     for tool in tools:
         if not turn.call.spells(tool.name):
             raise VLLMValidationError(
-                f"tool name {tool.name!r} cannot be encoded in tool calls; rename the tool",
-                parameter="tools")
+                f"tool name {tool.name!r} cannot be encoded in tool calls; rename the tool", parameter="tools"
+            )
         properties = (tool.parameters or {}).get("properties")
         for name in properties if tool.strict and isinstance(properties, Mapping) else ():
             if not turn.call.parameter.spells(name):
                 raise VLLMValidationError(
-                    f"parameter name {name!r} cannot be encoded in tool calls; rename it or "
-                    "drop 'strict'", parameter="tools")
+                    f"parameter name {name!r} cannot be encoded in tool calls; rename it or drop 'strict'",
+                    parameter="tools",
+                )
 
 
-def _lead(turn: TurnFormat, state: PromptState, request: Any, serving: Serving,
-          kwargs: Mapping[str, Any] | None, choice: Choice) -> tuple[Thinking, bool] | None:
+def _lead(
+    turn: TurnFormat,
+    state: PromptState,
+    request: Any,
+    serving: Serving,
+    kwargs: Mapping[str, Any] | None,
+    choice: Choice,
+) -> tuple[Thinking, bool] | None:
     """(thinking, whether the grammar starts at the first token), None for no grammar."""
     if state == "fresh":
         if (kwargs or {}).get("enable_thinking") is False:
@@ -207,8 +223,7 @@ def _lead(turn: TurnFormat, state: PromptState, request: Any, serving: Serving,
         return ("required" if turn.always_thinks else "optional"), True
     if state == "open_answer":
         return "none", True
-    if state == "open_thinking" and (
-            not serving.reasoning_parser or not getattr(request, "include_reasoning", True)):
+    if state == "open_thinking" and (not serving.reasoning_parser or not getattr(request, "include_reasoning", True)):
         # Nothing would tell the engine when thinking ends, so the grammar holds its rest too.
         return ("continued", True) if choice.forced else None
     return None if state == "inside" else ("optional", False)
@@ -216,12 +231,14 @@ def _lead(turn: TurnFormat, state: PromptState, request: Any, serving: Serving,
 
 def _combines(request: Any, needed: bool) -> bool:
     """Whether the request's other parameters go with a grammar; 400 where one is needed."""
-    for name, clash in (("use_beam_search", getattr(request, "use_beam_search", False)),
-                        ("min_tokens", (getattr(request, "min_tokens", 0) or 0) > 0)):
+    for name, clash in (
+        ("use_beam_search", getattr(request, "use_beam_search", False)),
+        ("min_tokens", (getattr(request, "min_tokens", 0) or 0) > 0),
+    ):
         if clash and needed:
             raise VLLMValidationError(
-                f"{name} cannot be combined with a forced tool choice or structured output",
-                parameter=name)
+                f"{name} cannot be combined with a forced tool choice or structured output", parameter=name
+            )
         if clash:
             logger.warning_once("No turn grammar for a request with %s.", name)
             return False

@@ -20,8 +20,10 @@ MAX_REPEAT_COUNT = 256
 
 _HEX = "[0-9a-fA-F]"
 _DAY = r"[0-9]{4}\-(?:0[1-9]|1[0-2])\-(?:0[1-9]|[12][0-9]|3[01])"
-_CLOCK = (r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
-          r"(?:[Zz]|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])")
+_CLOCK = (
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?"
+    r"(?:[Zz]|[+\-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+)
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}[A-Za-z0-9])?"
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 
@@ -31,20 +33,17 @@ STRING_FORMATS = {
     "time": _CLOCK,
     "date-time": f"{_DAY}[Tt]{_CLOCK}",
     "email": rf"[A-Za-z0-9_!#$%&'*+/=?^`{{|}}~\-]+(?:\.[A-Za-z0-9_!#$%&'*+/=?^`{{|}}~\-]+)*"
-             rf"@{_LABEL}(?:\.{_LABEL})*",
+    rf"@{_LABEL}(?:\.{_LABEL})*",
     "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
     "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
     "uuid": rf"{_HEX}{{8}}(?:\-{_HEX}{{4}}){{3}}\-{_HEX}{{12}}",
-    "uri": r"[A-Za-z][A-Za-z0-9+.\-]*:(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=\-]|%"
-           + _HEX + "{2})+",
+    "uri": r"[A-Za-z][A-Za-z0-9+.\-]*:(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=\-]|%" + _HEX + "{2})+",
 }
 
 
-def string_value(schema: Mapping[str, Any], delimiters: Sequence[str], *,
-                 strips: bool = False) -> f.Format:
+def string_value(schema: Mapping[str, Any], delimiters: Sequence[str], *, strips: bool = False) -> f.Format:
     """Format of the raw text of a value whose schema is or admits a string."""
-    values = schema["enum"] if "enum" in schema else (
-        [schema["const"]] if "const" in schema else None)
+    values = schema["enum"] if "enum" in schema else ([schema["const"]] if "const" in schema else None)
     if values is not None and all(isinstance(value, str) for value in values):
         return f.any_of(literals(values, delimiters))
     starts = {delimiter[0] for delimiter in delimiters if delimiter}
@@ -56,8 +55,7 @@ def string_value(schema: Mapping[str, Any], delimiters: Sequence[str], *,
 
 def literals(values: Sequence[str], delimiters: Sequence[str]) -> list[str]:
     """Those of `values` that contain no delimiter; raises NotGrammar if none is left."""
-    spelled = [value for value in values
-               if not any(delimiter in value for delimiter in delimiters)]
+    spelled = [value for value in values if not any(delimiter in value for delimiter in delimiters)]
     if not spelled:
         raise NotGrammar("every value of the enumeration contains a delimiter")
     return spelled
@@ -124,8 +122,7 @@ def _class_admits(members: list[Node], chars: set[str]) -> bool:
     return any(body.fullmatch(char) for char in chars)
 
 
-def _sized_text(schema: Mapping[str, Any], delimiters: Sequence[str],
-                starts: set[str]) -> f.Format:
+def _sized_text(schema: Mapping[str, Any], delimiters: Sequence[str], starts: set[str]) -> f.Format:
     low, high = schema.get("minLength", 0), schema.get("maxLength")
     low = low if isinstance(low, int) and 0 < low <= MAX_REPEAT_COUNT else 0
     high = high if isinstance(high, int) and high >= low else None

@@ -23,8 +23,7 @@ from vllm.v1.structured_output.utils import convert_lark_to_ebnf, grammar_is_lik
 logger = init_logger(__name__)
 
 
-def answer_body(params: StructuredOutputsParams | None,
-                delimiters: tuple[str, ...]) -> f.Format | None:
+def answer_body(params: StructuredOutputsParams | None, delimiters: tuple[str, ...]) -> f.Format | None:
     """Format of the answer's text, None for any text.
 
     Args:

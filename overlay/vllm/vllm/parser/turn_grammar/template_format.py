@@ -70,7 +70,7 @@ def _call(field: Mapping[str, Any], template: Mapping[str, Any]) -> CallSyntax:
     closers = _spellings("tool_calls", field, "close")
     return CallSyntax(
         before=patterns.render(items[:index]),
-        after=patterns.render(items[index + 1:]),
+        after=patterns.render(items[index + 1 :]),
         name=patterns.render(name),
         name_class=excluded,
         closers=closers,
@@ -87,17 +87,23 @@ def _parameter(args: Mapping[str, Any], where: str) -> ParameterSyntax:
         at_key, key = patterns.named_group(items, pattern, "key")
         at_value, value = patterns.named_group(items, pattern, "value")
         begin = patterns.literal_forms(items[:at_key])
-        middle = patterns.literal_forms(items[at_key + 1:at_value])
-        ends, open_ends = patterns.split_lookahead(items[at_value + 1:])
+        middle = patterns.literal_forms(items[at_key + 1 : at_value])
+        ends, open_ends = patterns.split_lookahead(items[at_value + 1 :])
         key_text = patterns.render(key)
     except NotGrammar as error:
         raise NotGrammar(f"{where}, tag_pattern: {error}") from error
     if len(begin) != 1 or len(middle) != 1 or not patterns.is_lazy_text(value) or not ends:
-        raise NotGrammar(f"{where}, tag_pattern: needs one literal before and after the key, "
-                         "a lazy value and a literal closer")
+        raise NotGrammar(
+            f"{where}, tag_pattern: needs one literal before and after the key, a lazy value and a literal closer"
+        )
     for closer, follow in open_ends:
         if not begin[0].startswith(follow):
-            raise NotGrammar(f"{where}, tag_pattern: {closer!r} waits for {follow!r}, which "
-                             "does not begin a parameter")
-    return ParameterSyntax(begin=begin[0], middle=middle[0], key=key_text, ends=tuple(ends),
-                           open_ends=tuple(open_ends), strips=bool(strips))
+            raise NotGrammar(f"{where}, tag_pattern: {closer!r} waits for {follow!r}, which does not begin a parameter")
+    return ParameterSyntax(
+        begin=begin[0],
+        middle=middle[0],
+        key=key_text,
+        ends=tuple(ends),
+        open_ends=tuple(open_ends),
+        strips=bool(strips),
+    )

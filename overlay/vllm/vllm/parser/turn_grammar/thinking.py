@@ -9,7 +9,6 @@ from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.tries import first_text
 from vllm.parser.turn_grammar.wire_format import TurnFormat
 
-
 Thinking = Literal["required", "optional", "optional_empty", "continued", "none"]
 
 
@@ -37,8 +36,7 @@ def thinking(turn: TurnFormat, mode: Thinking, *, budget: int | None = None) -> 
     return f.alt(*blocks)
 
 
-def _body(delimiters: tuple[str, ...], excludes: tuple[str, ...], may_be_empty: bool,
-          budget: int | None) -> f.Format:
+def _body(delimiters: tuple[str, ...], excludes: tuple[str, ...], may_be_empty: bool, budget: int | None) -> f.Format:
     if may_be_empty:
         return f.text(excludes, max_tokens=budget)
     rest = None if budget is None else max(budget - 1, 0)

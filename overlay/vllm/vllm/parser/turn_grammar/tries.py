@@ -42,8 +42,9 @@ def first_text(forbidden: Iterable[str]) -> str:
         prefix, node = stack.pop()
         taken = starts + "".join(char for char in sorted(node) if char not in starts)
         branches.append(f"{escape(prefix)}[^{''.join(map(escape_in_class, taken))}]")
-        stack += [(prefix + char, child) for char, child in reversed(node.items())
-                  if child and prefix + char not in words]
+        stack += [
+            (prefix + char, child) for char, child in reversed(node.items()) if child and prefix + char not in words
+        ]
     return "|".join(branches)
 
 

@@ -15,6 +15,7 @@ from vllm.parser.turn_grammar.thinking import Thinking, thinking
 from vllm.parser.turn_grammar.tries import other_names
 from vllm.parser.turn_grammar.wire_format import CallSyntax, TurnFormat
 
+
 @dataclass(frozen=True)
 class Tool:
     """A function tool of the request. `parameters` is its JSON schema, None for no arguments."""
@@ -77,8 +78,7 @@ def _lead(turn: TurnFormat, rules: TurnRules) -> f.Format:
     # A visible message may lead to calls; before an answer with a fixed body it may not.
     if rules.body is None and rules.answer:
         for openers, closers in turn.preambles:
-            parts.append(f.opt(f.seq(f.any_of(openers), f.text(_reserved(turn, closers)),
-                                     f.any_of(closers))))
+            parts.append(f.opt(f.seq(f.any_of(openers), f.text(_reserved(turn, closers)), f.any_of(closers))))
     return f.seq(*parts)
 
 
@@ -135,8 +135,7 @@ def _call(syntax: CallSyntax, tool: Tool, content: f.Format) -> f.Format:
     if syntax.doubled and "." not in tool.name:
         names.insert(0, f"{tool.name}.{tool.name}")
     spelled = "|".join(map(escape, names))
-    header = f.regex(syntax.before + (f"(?:{spelled})" if len(names) > 1 else spelled)
-                     + syntax.after)
+    header = f.regex(syntax.before + (f"(?:{spelled})" if len(names) > 1 else spelled) + syntax.after)
     if not syntax.body_begin:
         return f.seq(header, content)
     begins = f.any_of(syntax.body_begin.format(name=name) for name in names)

@@ -35,8 +35,9 @@ def declared_types(schema: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(types))
 
 
-def value(schema: Mapping[str, Any], definitions: Mapping[str, Any],
-          delimiters: Sequence[str], *, strips: bool = False) -> f.Format:
+def value(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], delimiters: Sequence[str], *, strips: bool = False
+) -> f.Format:
     """Format of the text of one value.
 
     Args:
@@ -54,8 +55,7 @@ def value(schema: Mapping[str, Any], definitions: Mapping[str, Any],
     if "string" not in types:
         return _json(schema, types, definitions, delimiters)
     if isinstance(values := schema.get("enum"), list) and values:
-        raw = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
-               for item in values]
+        raw = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in values]
         return f.any_of(literals(raw, delimiters))
     members = schema.get("anyOf") or schema.get("oneOf")
     if members and "type" not in schema and "nullable" not in schema:
@@ -71,8 +71,9 @@ _NUMBERS = {
 _UNBOUNDED = frozenset({"type", "title", "description", "default", "examples"})
 
 
-def _json(schema: Mapping[str, Any], types: Sequence[str], definitions: Mapping[str, Any],
-          delimiters: Sequence[str]) -> f.Format:
+def _json(
+    schema: Mapping[str, Any], types: Sequence[str], definitions: Mapping[str, Any], delimiters: Sequence[str]
+) -> f.Format:
     if len(types) == 1 and types[0] in _NUMBERS and _UNBOUNDED.issuperset(schema):
         return f.regex(_NUMBERS[types[0]])
     body: dict[str, Any] = dict(schema)
