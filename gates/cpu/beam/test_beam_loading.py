@@ -204,3 +204,19 @@ def test_repeated_tensor_is_refused(checkpoint, tmp_path):
     inventory.take("model.norm.weight", torch.zeros(64))
     with pytest.raises(BeamCheckpointError, match="occurs twice"):
         inventory.take("model.norm.weight", torch.zeros(64))
+
+
+def test_only_weights_of_other_ranks_experts_may_be_filtered_out(loaded, monkeypatch):
+    from vllm_gaudi.models.beam.loading import _filtered_experts
+
+    name = "model.layers.3.mlp.experts.9.up_proj.weight"
+    assert not _filtered_experts(loaded)(name), "no filter asked for"
+    monkeypatch.setattr(loaded.vllm_config.parallel_config, "enable_ep_weight_filter", True)
+    assert not _filtered_experts(loaded)(name), "a local expert"
+    manager = loaded.model.layers[3].mlp.experts.routed_experts.expert_map_manager
+    monkeypatch.setattr(manager, "map_global_to_local", lambda expert: -1 if expert == 9 else expert)
+    skipped = _filtered_experts(loaded)
+    assert skipped(name)
+    assert not skipped(name + "_scale")
+    assert not skipped(name.replace(".9.", ".8."))
+    assert not skipped("model.layers.0.mlp.up_proj.weight")

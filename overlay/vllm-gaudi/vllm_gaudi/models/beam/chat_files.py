@@ -19,8 +19,16 @@ ROUND_TRIP = (
             {"id": "0", "type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
         ],
     },
-    {"role": "tool", "tool_call_id": "0", "content": "sunny"},
+    {"role": "tool", "tool_call_id": "0", "name": "weather", "content": "sunny"},
 )
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 
 
 def check_chat_files(model_config: ModelConfig) -> str:
@@ -41,7 +49,7 @@ def check_chat_files(model_config: ModelConfig) -> str:
     if not isinstance(template, str):
         return "none"
     try:
-        text = tokenizer.apply_chat_template(list(ROUND_TRIP), tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(list(ROUND_TRIP), tools=[TOOL], tokenize=False, add_generation_prompt=True)
     except Exception as error:
         raise BeamCheckpointError(f"chat template: cannot render a tool round trip ({error})") from error
     lost = [word for word in ("ask the tool", "weather", "Paris", "sunny") if word not in text]

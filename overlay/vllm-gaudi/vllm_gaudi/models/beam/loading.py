@@ -32,10 +32,18 @@ def quantized_modules(model: nn.Module):
 
 
 def _filtered_experts(model: nn.Module):
-    """Predicate: expert weights a reader may skip because `--enable-ep-weight-filter` is on."""
+    """Predicate: weights of other ranks' experts, which a reader skips when `--enable-ep-weight-filter` is on."""
     if not model.vllm_config.parallel_config.enable_ep_weight_filter:
         return lambda name: False
-    return lambda name: EXPERTS in name and name.endswith(".weight")
+
+    def skipped(name: str) -> bool:
+        head, expert, tail = name.partition(EXPERTS)
+        if not expert or not tail.endswith(".weight"):
+            return False
+        layer = model.get_submodule(f"{head}{EXPERTS}routed_experts")
+        return layer.expert_map_manager.map_global_to_local(int(tail.split(".", 1)[0])) == -1
+
+    return skipped
 
 
 def load_checked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

@@ -50,8 +50,9 @@ def route(
     scores = torch.sigmoid(logits.float())
     choice = (scores + bias).unflatten(-1, (groups, -1))
     best = choice.topk(2, dim=-1).values.sum(dim=-1).topk(kept_groups, dim=-1).indices
-    keep = torch.zeros(choice.shape[:-1], dtype=torch.bool, device=logits.device).scatter(-1, best, True)
-    choice = choice.masked_fill(~keep.unsqueeze(-1), float("-inf")).flatten(-2)
+    # fp32, as vLLM's own grouped routing: a bool scatter is not an operator of every device.
+    keep = torch.zeros(choice.shape[:-1], dtype=scores.dtype, device=logits.device).scatter(-1, best, 1.0)
+    choice = choice.masked_fill(keep.unsqueeze(-1) == 0, float("-inf")).flatten(-2)
     ids = choice.topk(top_k, dim=-1).indices
     weights = scores.gather(-1, ids)
     return weights / (weights.sum(dim=-1, keepdim=True) + EPSILON), ids
