@@ -149,3 +149,17 @@ def test_fp8_on_two_ranks_follows_the_w8a8_reference(fp8):
     with testing.serve(fp8, max_num_batched_tokens=256, tensor_parallel_size=2) as server:
         answers = ask(server, prompts(), COUNT)
     accept(score(fp8, answers, "w8a8", row_slices=2, expert_slices=2), "FP8 TP2, chunked prefill")
+
+
+@pytest.mark.long
+def test_split_experts_in_slices_follow_the_reference_of_tensor_parallelism(fp8):
+    """Each expert whole on one rank, but quantised as if two ranks held halves of it."""
+    with testing.serve(
+        fp8,
+        "--enable-expert-parallel",
+        max_num_batched_tokens=256,
+        tensor_parallel_size=2,
+        env={"VLLM_BEAM_EXPERT_SLICES": "2"},
+    ) as server:
+        answers = ask(server, prompts(), COUNT)
+    accept(score(fp8, answers, "w8a8", row_slices=2, expert_slices=2), "FP8 TP2 EP2, experts in two slices")
