@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: what it says when the machine cannot, its checks, its closing table. The engine test has the served path."""
+"""The demo: what it says when the machine cannot, its checks, its table. The engine test has the served path."""
 
 import collections
 import json
