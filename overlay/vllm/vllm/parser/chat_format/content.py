@@ -17,7 +17,8 @@ from vllm.parser.chat_format.delimiters import ResponseTemplateError, compile_pa
 from vllm.parser.chat_format.tags import TagPattern
 
 _PLACEHOLDER = regex.compile(r"\{(\w+(?:\.\w+)*)\}")
-_BARE_KEY = regex.compile(r"(?<=[{,])(\w+):")
+# A JSON string, left alone, or a bare word before a colon.
+_BARE_KEY = regex.compile(r'"(?:[^"\\]|\\.)*"|(?<=[{,]\s*)(?P<key>\w+)(?=\s*:)', regex.DOTALL)
 # Custom-delimited strings are set aside under a mark that JSON cannot contain unescaped.
 _MARK_OPEN, _MARK_CLOSE = "\x01", "\x02"
 
@@ -63,7 +64,7 @@ def _json(text: str, args: Mapping[str, Any]) -> Any:
             regex.escape(opener) + r"(.*?)" + regex.escape(closer), set_aside, source, flags=regex.DOTALL
         )
     if args.get("unquoted_keys", False):
-        source = _BARE_KEY.sub(r'"\1":', source)
+        source = _BARE_KEY.sub(lambda match: f'"{match["key"]}"' if match["key"] else match.group(), source)
     if strings:
         source = regex.sub(
             f"{_MARK_OPEN}(\\d+){_MARK_CLOSE}", lambda match: json.dumps(strings[int(match.group(1))]), source

@@ -81,8 +81,8 @@ def _search(delimiter: Delimiter, text: str, start: int, final: bool) -> regex.M
     pattern, edge = delimiter.pattern, len(text)
     if delimiter.literals:
         return pattern.search(text, start, partial=not final)
-    # A regex is searched in spans, so that one which starts and never ends costs a span and not the rest of the text. The
-    # span of a match that is too long is skipped whole.
+    # A regex is searched in spans, so that one which starts and never ends costs a span and not the rest of the text.
+    # The span of a match that is too long is skipped whole.
     while True:
         limit = min(edge, start + _SPAN)
         match = pattern.search(text, start, limit, partial=not final or limit < edge)
