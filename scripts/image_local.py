@@ -56,13 +56,24 @@ def check(project: Project) -> int:
     wheelhouse = _wheelhouse(folder)
     note("image: building the Dockerfile over it")
     built = store.build(project, base, wheelhouse)
-    failures = 0
-    for name, control in CONTROLS.items():
-        with store.container(built) as container:
-            fault = control(container)
-        failures += fault is not None
-        data(f"{'FAIL' if fault else 'PASS'} image: {name}" + (f": {fault}" if fault else ""))
+    failures = judge(store, built)
+    store.call("rmi", built, what="removing the image")  # the base stays, for the next time
     return Exit.CHECK_FAILED if failures else Exit.OK
+
+
+def judge(store: Store, built: str) -> int:
+    """Run every control on image `built`; prints one line each and returns how many went wrong.
+
+    One container serves all, as a copy of the image takes its time: the controls that only look come first, and each
+    later fault is recognised by its own line among those of its predecessors.
+    """
+    failures = 0
+    with store.container(built) as container:
+        for name, control in CONTROLS.items():
+            fault = control(container)
+            failures += fault is not None
+            data(f"{'FAIL' if fault else 'PASS'} image: {name}" + (f": {fault}" if fault else ""))
+    return failures
 
 
 class Store:
