@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,10 +57,8 @@ def full_disk(where: Path) -> Iterator[None]:
             raise disk_error(where, exc.strerror or str(exc)) from exc
         raise
     except git.GitError as exc:
-        if exc.code == -signal.SIGXFSZ:
-            raise disk_error(where, "a file would grow over the limit") from exc
-        if any(sign in exc.stderr for sign in ("No space left", "Disk quota", "File too large", "Read-only file")):
-            raise disk_error(where, exc.stderr.splitlines()[-1]) from exc
+        if exc.disk:
+            raise disk_error(where, exc.disk) from exc
         raise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,15 @@ _REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTO
                "GIT_NAMESPACE", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CEILING_DIRECTORIES")  # fmt: skip
 
 
+_DISK = (
+    "No space left on device",
+    "Out of diskspace",
+    "Disk quota exceeded",
+    "File too large",
+    "Read-only file system",
+)
+
+
 class GitError(Exception):
     """git ended with an error; `stderr` holds what it said, `stdout` what it had written by then."""
 
@@ -47,6 +57,13 @@ class GitError(Exception):
         self.code = code
         self.stderr = stderr.strip()
         self.stdout = stdout
+
+    @property
+    def disk(self) -> str | None:
+        """What the disk refused, in git's words, when that is why git failed."""
+        if self.code == -signal.SIGXFSZ:
+            return "File too large"
+        return next((sign for sign in _DISK if sign in self.stderr), None)
 
 
 def environment(user_config: bool) -> dict[str, str]:

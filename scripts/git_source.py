@@ -29,7 +29,7 @@ def fetch_commit(repo: Path, address: str, commit: str, ref: str = "") -> str:
             _fetch(repo, words)
             return git.text(repo, "rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
         except git.GitError as exc:
-            if "No space left" in exc.stderr or "Disk quota" in exc.stderr:
+            if exc.disk:
                 raise
             complaint = complaint or exc.stderr
     raise ToolError(

@@ -14,6 +14,9 @@ import pytest
 
 from gates.build.demo import Demo, Tool, git
 from gates.build.sdists import digest, make_sdist_demo, sdist
+from scripts.cache import full_disk
+from scripts.errors import ToolError
+from scripts.git import GitError
 
 
 def cached(demo: Demo) -> list[str]:
@@ -236,6 +239,17 @@ def test_disk_full_leaves_the_cache_unharmed(tmp_path: Path, tool: Tool) -> None
     assert not cached(demo)
     assert not leftovers(demo)
     tool.ok(demo, "fetch")
+
+
+@pytest.mark.parametrize(
+    "said", ["fatal: write error: No space left on device", "write error. Out of diskspace", "Disk quota exceeded"]
+)
+def test_git_on_a_full_disk(tmp_path: Path, said: str) -> None:
+    with pytest.raises(ToolError, match="cannot write the cache") as caught, full_disk(tmp_path):
+        raise GitError(["fetch"], 128, f"remote: x\n{said}\nfatal: index-pack failed")
+    assert caught.value.where == str(tmp_path)
+    with pytest.raises(GitError), full_disk(tmp_path):
+        raise GitError(["fetch"], 128, "fatal: not found")
 
 
 def test_unwritable_cache(bare: Demo, tool: Tool) -> None:

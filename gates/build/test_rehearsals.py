@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed rebase reports are what `rebase` says today about the real tags. Minutes long, and needs the sources."""
+"""The committed rebase reports are what `rebase` says today. Minutes long, and it needs the real sources."""
 
 from __future__ import annotations
 
