@@ -33,7 +33,7 @@ class Exported:
 
 def commits_between(tree: Path, base: str) -> list[tuple[str, str, str, str]]:
     """(id, author, date, message) of every commit after `base`, oldest first. Merges are refused."""
-    log = git.run(tree, "log", "--reverse", "--date=short-local", f"--format={_FORMAT}", f"{base}..HEAD")
+    log = git.run(tree, "log", "--reverse", "--date=short", f"--format={_FORMAT}", f"{base}..HEAD")
     found = []
     for record in log.decode("utf-8", "replace").split("\x01"):
         if record.strip("\n"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scripts import cache, carrying, git, git_source, pip_sdist, worktree
+from scripts import cache, carrying, git, git_source, pip_sdist, stack, worktree
 from scripts.api_drift import Drift, Pair, find_drift
 from scripts.applying import TreeState, apply_patch
 from scripts.errors import ToolError
@@ -99,8 +99,6 @@ def index_of(upstream: str, entries: dict[bytes, tuple[str, str]], read: Callabl
 
 def consumers(project: Project, lock: Lock, upstream: str) -> dict[str, bytes]:
     """Python sources that use `upstream`: every overlay, and the patched trees of the other upstreams."""
-    from scripts import stack
-
     found: dict[str, bytes] = {}
     for name, other in lock.upstreams.items():
         loaded = stack.load(project, name)

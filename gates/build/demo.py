@@ -209,7 +209,7 @@ class Demo:
         git(self.upstream, "commit", "-q", "-m", message)
         return git(self.upstream, "rev-parse", "HEAD")
 
-    def snapshot(self, *, mtime: bool = False) -> dict[str, bytes]:
+    def snapshot(self) -> dict[str, bytes]:
         """Every file of the project outside build/, with mode and content."""
         found = {}
         for path in sorted(self.root.rglob("*")):
@@ -243,7 +243,7 @@ class Demo:
                 full.unlink()
             else:
                 write(full, content)
-        git(self.tree, "add", "-A", "-f", *[p for p in (".",)])
+        git(self.tree, "add", "-A", "-f", ".")
         named = f"\nPatch-Name: {name}\n" if name else ""
         git(self.tree, "commit", "-q", "-m", f"{subject}\n\n{fields}{named}")
 

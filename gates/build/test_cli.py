@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -111,8 +112,6 @@ def test_tree_log_shows_the_stack(demo: Demo, tool: Tool) -> None:
 
 def test_trees_are_the_same_everywhere(demo: Demo, tool: Tool, tmp_path: Path) -> None:
     """Commit ids depend on no clock, user or folder."""
-    import shutil
-
     head = subprocess.run(["git", "-C", str(demo.tree), "rev-parse", "HEAD"], capture_output=True, check=True).stdout
     moved = Demo(tmp_path / "elsewhere")
     shutil.copytree(demo.folder, moved.folder, symlinks=True, ignore=shutil.ignore_patterns("build"))

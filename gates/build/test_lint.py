@@ -7,6 +7,7 @@ A fixture is a small project in one file: `== path` begins a file, `== base` lis
 from __future__ import annotations
 
 import datetime
+import shutil
 from pathlib import Path
 
 import pytest
@@ -136,8 +137,6 @@ def test_lint_reports_all_findings_at_once(demo: Demo, tool: Tool) -> None:
 
 
 def test_lint_without_cache_skips_what_needs_it(demo: Demo, tool: Tool) -> None:
-    import shutil
-
     shutil.rmtree(demo.cache)
     out = tool.ok(demo, "lint")
     assert "SKIP overlay-shadow (the upstream source is not in the cache)" in out
