@@ -46,6 +46,7 @@ def main(job_path: str, answer_path: str) -> None:
     with open(job_path) as file:
         job = json.load(file)
     if job.get("prepare"):
+        importlib.import_module("torch")  # the card first: the plug-in's modules may only be imported after it
         _call(job["prepare"])
     from vllm import LLM
 

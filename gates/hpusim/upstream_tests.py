@@ -3,8 +3,8 @@
 
     python -m gates.hpusim.upstream_tests SOURCE [--write docs/upstream-unit-tests.md] [--only worker/test_x.py]
 
-Each file runs in a process of its own with a time limit. Every test that does not pass must be explained: either by a
-word of its error (`CAUSES`), or by the file (`FILES`). Exit code 1 when one is not.
+The files of a folder share a process; when it dies, each gets its own, with a time limit. Every test that does not pass
+must be explained: by a word of its error (`CAUSES`) or by its file (`FILES`). Exit code 1 when one is not.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ def explain(file: str, text: str) -> str | None:
     return FILES.get(file)
 
 
-def read_report(name: str, report: Path) -> FileResult:
-    """Results of one file from its JUnit report."""
-    result = FileResult(name)
+def read_report(report: Path) -> dict[str, FileResult]:
+    """Results by test file from a JUnit report of the xunit1 family."""
+    results: dict[str, FileResult] = {}
     for case in ET.parse(report).getroot().iter("testcase"):
+        name = str(case.get("file") or case.get("classname")).removeprefix(f"{FOLDER}/")
+        result = results.setdefault(name, FileResult(name))
         problem = next((child for child in case if child.tag in ("failure", "error")), None)
         if problem is None:
             skipped = any(child.tag == "skipped" for child in case)
@@ -74,15 +76,16 @@ def read_report(name: str, report: Path) -> FileResult:
             result.unexplained.append((str(case.get("name")), last))
         else:
             result.explained[cause] += 1
-    return result
+    return results
 
 
-def run_file(source: Path, name: str, timeout: float = TIMEOUT) -> FileResult:
-    """Run one test file below tests/unit_tests."""
+def run_files(source: Path, names: list[str], timeout: float = TIMEOUT) -> dict[str, FileResult]:
+    """Run test files in one process; when that one dies or runs out of time, each in its own."""
     with tempfile.TemporaryDirectory(prefix="hpusim-") as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", str(FOLDER / name), "-q", "-p", "no:cacheprovider", "--maxfail=1000"]
-        command += [f"--junitxml={report}", f"--timeout={timeout / 2:g}", "-o", "junit_logging=no"]
+        paths = [str(FOLDER / name) for name in names]
+        command = [sys.executable, "-m", "pytest", *paths, "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        command += [f"--timeout={timeout / 2:g}", "-o", "junit_logging=no", "-o", "junit_family=xunit1"]
         env = testing.environment("lazy_eager", HPUSIM_HW="gaudi3", HPUSIM_MIX="raise")
         done: int | str
         try:
@@ -92,21 +95,22 @@ def run_file(source: Path, name: str, timeout: float = TIMEOUT) -> FileResult:
                 env=env,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=timeout,
+                timeout=timeout * len(names),
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
-            done = f"stopped after {timeout:g} s"
+            done = f"stopped after {timeout * len(names):g} s"
         if report.exists():
-            return read_report(name, report)
-        result = FileResult(name)
-        result.counts["not run"] += 1
-        cause = explain(name, str(done))
-        if cause is None:
-            result.unexplained.append(("(file)", f"no report: {done}"))
-        else:
-            result.explained[cause] += 1
-        return result
+            return read_report(report)
+    if len(names) > 1:
+        return {key: value for name in names for key, value in run_files(source, [name], timeout).items()}
+    result = FileResult(names[0], Counter({"not run": 1}))
+    cause = explain(names[0], str(done))
+    if cause is None:
+        result.unexplained.append(("(file)", f"no report: {done}"))
+    else:
+        result.explained[cause] += 1
+    return {names[0]: result}
 
 
 def render(results: list[FileResult], revision: str) -> str:
@@ -139,6 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gates.hpusim.upstream_tests")
     parser.add_argument("source", type=Path, help="a vllm-gaudi source tree")
     parser.add_argument("--only", action="append", default=[], help="test file below tests/unit_tests; repeatable")
+    parser.add_argument("--junit", type=Path, action="append", help="read this report instead of running; repeatable")
     parser.add_argument("--write", type=Path, help="where to write the list")
     parser.add_argument("--revision", default="b059f9c9", help="what the document calls the source")
     options = parser.parse_args(arguments)
@@ -148,12 +153,18 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     names = options.only or sorted(str(path.relative_to(folder)) for path in folder.rglob("test_*.py"))
     results = []
-    for name in names:
-        result = run_file(options.source.resolve(), name)
-        results.append(result)
-        print(f"{name}: {dict(result.counts)}, {len(result.unexplained)} unexplained", flush=True)
-        for test, text in result.unexplained:
-            print(f"    {test}: {text}", flush=True)
+    if options.junit:
+        groups = [read_report(path) for path in options.junit]
+    else:
+        folders = sorted({name.rpartition("/")[0] for name in names})
+        grouped = ([name for name in names if name.rpartition("/")[0] == folder] for folder in folders)
+        groups = (run_files(options.source.resolve(), group) for group in grouped)
+    for group in groups:
+        for name, result in sorted(group.items()):
+            results.append(result)
+            print(f"{name}: {dict(result.counts)}, {len(result.unexplained)} unexplained", flush=True)
+            for test, text in result.unexplained:
+                print(f"    {test}: {text}", flush=True)
     if options.write:
         options.write.write_text(render(results, options.revision))
     return 1 if any(result.unexplained for result in results) else 0

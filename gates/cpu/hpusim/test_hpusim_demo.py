@@ -97,12 +97,15 @@ def test_unknown_architecture_is_refused(tmp_path):
 
 def test_upstream_failures_need_an_explanation(tmp_path):
     report = tmp_path / "report.xml"
+    file = 'file="tests/unit_tests/worker/test_x.py"'
     report.write_text(
-        '<testsuite><testcase name="a"/><testcase name="b"><failure message="offline mode is enabled"/></testcase>'
-        '<testcase name="c"><failure message="AssertionError: 1 == 2"/></testcase>'
-        '<testcase name="d"><skipped/></testcase></testsuite>'
+        f'<testsuite><testcase {file} name="a"/>'
+        f'<testcase {file} name="b"><failure message="offline mode is enabled"/></testcase>'
+        f'<testcase {file} name="c"><failure message="AssertionError: 1 == 2"/></testcase>'
+        f'<testcase {file} name="d"><skipped/></testcase></testsuite>'
     )
-    result = upstream_tests.read_report("test_x.py", report)
+    (result,) = upstream_tests.read_report(report).values()
+    assert result.name == "worker/test_x.py"
     assert result.counts == {"passed": 1, "failed": 2, "skipped": 1}
     assert sum(result.explained.values()) == 1
     assert result.unexplained == [("c", "AssertionError: 1 == 2")]

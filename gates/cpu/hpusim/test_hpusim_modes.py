@@ -73,7 +73,10 @@ def test_ngram_drafting_in_a_mixed_batch(repaired, root):
     model = checkpoints.make("llama", root)
     source = random.Random(3)
     pattern = [source.randrange(8, 512) for _ in range(6)]
-    texts = [pattern * 8, *([source.randrange(8, 512) for _ in range(n)] for n in (21, 34, 55))]
+    texts = [
+        pattern * 8,
+        *([source.randrange(8, 512) for _ in range(n)] for n in (3, 4, 5)),
+    ]  # short: their first token weighs
     batch = {"prompts": texts, "sampling": {"temperature": 0, "max_tokens": 32, "ignore_eos": True}}
     drafting = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 2}
     run = testing.run_engine(
@@ -84,7 +87,9 @@ def test_ngram_drafting_in_a_mixed_batch(repaired, root):
     if repaired:
         assert verdict.largest <= reference.NEAR_TIE, verdict.gaps
     else:
-        assert verdict.largest > 0.5, "upstream's n-gram drafting is right now: delete this test's unrepaired half"
+        assert verdict.largest > 2 * reference.NEAR_TIE, (
+            "upstream's n-gram drafting is right now: delete this test's unrepaired half"
+        )
 
 
 def test_gpt_oss_fails_when_the_prefill_is_longer_than_the_hidden_size(root):
