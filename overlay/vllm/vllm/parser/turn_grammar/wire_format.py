@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,14 +99,6 @@ class TurnFormat:
         return re.search(rf"(?:{self.anchors})\Z", prompt) is not None
 
 
-def template_of(tokenizer: Any) -> Mapping[str, Any] | None:
-    """The response template of a tokenizer's own metadata, None if it has none."""
-    found = getattr(tokenizer, "response_template", None)
-    if found is None:
-        found = (getattr(tokenizer, "init_kwargs", None) or {}).get("response_template")
-    return found if isinstance(found, Mapping) else None
-
-
 def turn_format_named(parser: str | None, tokenizer: Any) -> TurnFormat | None:
     """Turn format of a registered parser name, None for parsers without one.
 
@@ -117,11 +108,14 @@ def turn_format_named(parser: str | None, tokenizer: Any) -> TurnFormat | None:
         from vllm.parser.turn_grammar.muse_format import MUSE
 
         return MUSE
-    template = template_of(tokenizer) if parser in ("beam", "response_template") else None
-    if template is None:
+    if parser not in ("beam", "response_template"):
         return None
+    # Not at the top: the parsers import this package.
+    from vllm.parser.response_template import template_of
     from vllm.parser.turn_grammar.template_format import turn_format
 
+    if (template := template_of(tokenizer)) is None:
+        return None
     try:
         return turn_format(template, label="beam")
     except (NotGrammar, KeyError, re.error) as error:
