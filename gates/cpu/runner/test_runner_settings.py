@@ -38,3 +38,9 @@ def test_every_setting_is_read() -> None:
     code = "\n".join(p.read_text() for p in folder.glob("*.py") if p.name != "settings.py")
     for setting in settings.SETTINGS:
         assert f".{setting.name.lower()}" in code, setting.name
+
+
+def test_every_setting_is_documented() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "runner.md").read_text()
+    for setting in settings.SETTINGS:
+        assert f"| `{setting.variable}` | `{setting.default}` | {setting.meaning} |" in text, setting.name
