@@ -39,7 +39,9 @@ def outcomes(tree: Path, files: tuple[str, ...] = FILES, timeout: float = 1200) 
         env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1", "PT_HPU_LAZY_MODE": "1"}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
         paths = [f"tests/unit_tests/{name}" for name in files if (tree / "tests/unit_tests" / name).exists()]
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *paths],
+        # A tree inside this project must not take its pytest settings.
+        options = [f"--rootdir={tree}", f"--config-file={tree / 'pyproject.toml'}", f"--junitxml={report}"]
+        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *paths],
                        cwd=tree, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
         found = {}
         for case in ET.parse(report).getroot().iter("testcase"):
