@@ -78,6 +78,18 @@ def test_every_documented_model_has_a_module():
         assert f"| {config.PREFIX}{model} |" in config.__doc__
 
 
+@pytest.mark.parametrize("model", faults.PURE_LANE_ONLY)
+def test_models_the_strict_lane_cannot_show_are_refused_there(monkeypatch, model):
+    monkeypatch.setenv("HPUSIM_NATIVE", "1")
+    settings.cache_clear()
+    try:
+        with pytest.raises(config.FaultError, match=f"{model} needs the pure-Python lane: unset HPUSIM_NATIVE"):
+            faults.start(config.parse(model, "on"))
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
+
+
 # --- attention workspace ---------------------------------------------------------------------------------------------
 
 

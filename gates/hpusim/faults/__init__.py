@@ -12,12 +12,17 @@ from contextlib import contextmanager
 from importlib import import_module
 
 from gates.hpusim.faults import config
+from gates.hpusim.settings import settings
 
 _installed = False
+# They listen to operators and transfers, which only the pure-Python lane reports.
+PURE_LANE_ONLY = ("RUN_AHEAD", "ASYNC_COPY", "ROUND_TRIP")
 
 
 def start(fault: config.Fault) -> Callable[[], None]:
-    """Switch one model on; the result switches it off again."""
+    """Switch one model on; the result switches it off again. FaultError when the lane in use cannot show it."""
+    if settings().native and fault.model in PURE_LANE_ONLY:
+        raise config.FaultError(f"{config.PREFIX}{fault.model} needs the pure-Python lane: unset HPUSIM_NATIVE")
     return import_module(f"gates.hpusim.faults.{fault.model.lower()}").start(fault)
 
 
