@@ -10,6 +10,7 @@ import queue
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from hpusim_ops import ROOT, randn
 from gates.hpusim import faults, memory
 from gates.hpusim.faults import collective, config, garbage, kv_blocks
 from gates.hpusim.faults.attention_workspace import call_bytes
+from gates.hpusim.faults.hooks import Undo
 from gates.hpusim.ops.sdpa import FusedSDPA
 from gates.hpusim.runtime import mark_step, synchronize
 from gates.hpusim.settings import settings
@@ -259,6 +261,69 @@ def test_null_padding_and_freed_blocks_are_poisoned():
     junk = (cache == garbage.HUGE).flatten(1).all(1).unflatten(0, (6, 4)).all(1)
     assert junk.tolist() == [True, False, True, False, False, True]
     assert (cache.unflatten(0, (6, 4))[[1, 3, 4]] == 0).all()
+
+
+def test_modules_imported_later_are_wrapped_once(monkeypatch, tmp_path):
+    (tmp_path / "hpusim_late_module.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    finder = kv_blocks._AfterImport({"hpusim_late_module": lambda module: seen.append(module.VALUE)})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    import hpusim_late_module  # noqa: F401
+
+    sys.modules.pop("hpusim_late_module")
+    assert seen == [1]
+
+
+class _KVBlock:
+    def __init__(self, block_id, ref_cnt, block_hash=None, is_null=False):
+        self.block_id, self.ref_cnt, self.block_hash, self.is_null = block_id, ref_cnt, block_hash, is_null
+
+
+def test_freed_blocks_are_those_nobody_can_hit():
+    """A block that the prefix cache still knows is no junk until it is evicted."""
+
+    class BlockPool:
+        def free_blocks(self, ordered_blocks):
+            for block in ordered_blocks:
+                block.ref_cnt -= 1
+
+        def _maybe_evict_cached_block(self, block):
+            return block.block_hash is not None
+
+    undo = Undo()
+    kv_blocks._freed.clear()
+    kv_blocks._wrap_pool(SimpleNamespace(BlockPool=BlockPool), undo)
+    pool, cached = BlockPool(), _KVBlock(4, 1, block_hash="h")
+    pool.free_blocks([_KVBlock(1, 1), _KVBlock(2, 2), _KVBlock(0, 1, is_null=True), cached])
+    assert kv_blocks._freed == {1}
+    pool._maybe_evict_cached_block(cached)
+    assert kv_blocks._freed == {1, 4}
+    undo()
+    pool.free_blocks([_KVBlock(7, 1)])
+    assert kv_blocks._freed == {1, 4}
+    kv_blocks._freed.clear()
+
+
+def test_poison_comes_before_every_step_of_the_runner():
+    class HPUModelRunner:
+        block_size = 4
+
+        def __init__(self):
+            self.kv_caches = [(torch.zeros(5 * 4, 2, 3), torch.zeros(5 * 4, 2, 3))]
+
+        def execute_model(self, work):
+            return work, self.kv_caches[0][1].flatten(1).sum(1).unflatten(0, (5, 4)).sum(1)
+
+    undo = Undo()
+    kv_blocks._wrap_runner(SimpleNamespace(HPUModelRunner=HPUModelRunner), undo, garbage.HUGE)
+    kv_blocks._freed.add(2)
+    work, sums = HPUModelRunner().execute_model("step")
+    assert work == "step"
+    assert (sums != 0).tolist() == [True, False, True, False, True]
+    assert not kv_blocks._freed
+    undo()
+    assert (HPUModelRunner().execute_model("step")[1] == 0).all()
 
 
 # --- round trips -----------------------------------------------------------------------------------------------------
