@@ -10,24 +10,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 from gates.hpusim import faults, memory, streams
+from gates.hpusim.faults import kv_blocks
 
 PROMPTS = [[7 + i % 400 for i in range(300)], [11, 12, 13]]
 SAMPLING = {"temperature": 0, "max_tokens": 6, "logprobs": 2, "ignore_eos": True}
 # name -> (model of the fault, its value, mistake put into the host code meanwhile)
-SCENARIOS: dict[str, tuple[str | None, str, bool]] = {
-    "clean": (None, "", False),
-    "again": (None, "", False),
-    "workspace nan": ("ATTENTION_WORKSPACE", "nan,limit=16K", False),
-    "run ahead": ("RUN_AHEAD", "on", False),
-    "copies": ("ASYNC_COPY", "on", False),
-    "never wait": (None, "", True),
-    "never wait, copies": ("ASYNC_COPY", "on", True),
-    "junk": ("POISON", "kv,value=huge", False),
-    "nan": ("POISON", "kv,value=nan", False),
-    "round trip": ("ROUND_TRIP", "on", False),
-    "recovered": (None, "", False),
-    "workspace oom": ("ATTENTION_WORKSPACE", "oom,limit=16K", False),
+SCENARIOS: dict[str, tuple[str | None, str, str | None]] = {
+    "clean": (None, "", None),
+    "again": (None, "", None),
+    "workspace nan": ("ATTENTION_WORKSPACE", "nan,limit=16K", None),
+    "run ahead": ("RUN_AHEAD", "on", None),
+    "copies": ("ASYNC_COPY", "on", None),
+    "never wait": (None, "", "never_wait"),
+    "never wait, copies": ("ASYNC_COPY", "on", "never_wait"),
+    "junk": ("POISON", "kv,value=huge", None),
+    "times zero": (None, "", "times_zero"),
+    "times zero, nan": ("POISON", "kv,value=nan", "times_zero"),
+    "rounded": (None, "", "rounded_logits"),
+    "rounded, round trip": ("ROUND_TRIP", "on", "rounded_logits"),
+    "recovered": (None, "", None),
+    "workspace oom": ("ATTENTION_WORKSPACE", "oom,limit=16K", None),
 }
 
 
@@ -42,6 +47,44 @@ def never_wait() -> Iterator[None]:
         streams.Event.synchronize = before
 
 
+@contextmanager
+def rounded_logits() -> Iterator[None]:
+    """Not a mistake on other devices: logits are scaled in fp32 and rounded to bf16, as a reference may do."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    before = LogitsProcessor.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        logits = before(self, *args, **kwargs)
+        return None if logits is None else (logits.float() * 0.937).to(torch.bfloat16).float()
+
+    LogitsProcessor.forward = forward
+    try:
+        yield
+    finally:
+        LogitsProcessor.forward = before
+
+
+@contextmanager
+def times_zero() -> Iterator[None]:
+    """A mistake that memory of zeros forgives: the null block is multiplied by zero instead of left out."""
+    from vllm_gaudi.extension.utils import VLLMKVCache
+
+    before = VLLMKVCache.fetch_from_cache
+
+    def fetch_from_cache(self: Any, cache: Any, blocks: Any, *args: Any, **kwargs: Any) -> Any:
+        return before(self, cache, blocks, *args, **kwargs) + 0 * cache[:1]
+
+    VLLMKVCache.fetch_from_cache = fetch_from_cache
+    try:
+        yield
+    finally:
+        VLLMKVCache.fetch_from_cache = before
+
+
+MISTAKES = {None: nullcontext, "times_zero": times_zero, "never_wait": never_wait, "rounded_logits": rounded_logits}
+
+
 def serve(llm: Any) -> dict[str, Any]:
     """Tokens, log-probabilities (as text: NaN is not equal to itself) and the memory peak of one batch."""
     from vllm import SamplingParams
@@ -49,7 +92,7 @@ def serve(llm: Any) -> dict[str, Any]:
     llm.reset_prefix_cache()
     memory.reset_peak_memory_stats()
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    before = memory.memory_allocated()
+    before, filled = memory.memory_allocated(), kv_blocks.filled
     outputs = llm.generate(prompts, SamplingParams(**SAMPLING), use_tqdm=False)
     choices = [output.outputs[0] for output in outputs]
     logprobs = [[repr(sorted((t, e.logprob) for t, e in step.items())) for step in c.logprobs or []] for c in choices]
@@ -57,6 +100,7 @@ def serve(llm: Any) -> dict[str, Any]:
         "tokens": [list(choice.token_ids) for choice in choices],
         "logprobs": logprobs,
         "peak": memory.max_memory_allocated() - before,
+        "junk_blocks": kv_blocks.filled - filled,
     }
 
 
@@ -65,7 +109,7 @@ def run(llm: Any) -> dict[str, Any]:
     results = {}
     for name, (model, value, mistake) in SCENARIOS.items():
         fault = faults.enabled(model, value) if model else nullcontext()
-        with fault, never_wait() if mistake else nullcontext():
+        with fault, MISTAKES[mistake]():
             try:
                 results[name] = serve(llm)
             except Exception as error:

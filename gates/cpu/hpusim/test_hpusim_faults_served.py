@@ -43,20 +43,26 @@ def answer(result):
     return result.get("tokens"), result.get("logprobs")
 
 
-@pytest.mark.parametrize("name", ["again", "copies", "never wait", "junk", "run ahead", "recovered"])
+@pytest.mark.parametrize("name", ["again", "copies", "never wait", "junk", "times zero", "run ahead", "recovered"])
 def test_answer_is_that_of_a_clean_run(served, name):
     """Repeats exactly; and neither waited copies nor masked junk nor run-ahead change an answer of correct code."""
     assert answer(served[name]) == answer(served["clean"])
 
 
 def test_memory_repeats(served):
-    assert served["again"]["peak"] == served["clean"]["peak"] == served["recovered"]["peak"]
+    """Once the first batch has made what it keeps."""
+    peaks = [served[name]["peak"] for name in ("again", "copies", "recovered")]
+    assert max(peaks) < 1.05 * min(peaks)
 
 
 def test_retained_workspace_gives_nan_logits(served):
-    assert "nan" in str(served["workspace nan"]["logprobs"][0])
-    assert served["workspace nan"]["tokens"][0] != served["clean"]["tokens"][0]
-    assert served["workspace nan"]["tokens"][1] == served["clean"]["tokens"][1], "a prompt without context is untouched"
+    spoiled, clean = served["workspace nan"], served["clean"]
+    assert "nan" in str(spoiled["logprobs"][0])
+    assert spoiled["tokens"][0] != clean["tokens"][0]
+    # The prompt without cached context starts right; then the other's NaN reaches it through the decode batch, where
+    # the plug-in gathers blocks by multiplying with zeros and ones.
+    assert spoiled["tokens"][1][0] == clean["tokens"][1][0]
+    assert spoiled["tokens"][1] != clean["tokens"][1]
 
 
 def test_retained_workspace_runs_out_of_memory(served):
@@ -64,20 +70,25 @@ def test_retained_workspace_runs_out_of_memory(served):
 
 
 def test_run_ahead_breaks_the_memory_bound(served):
-    assert served["run ahead"]["peak"] > 1.2 * served["clean"]["peak"]
+    assert served["run ahead"]["peak"] > 1.2 * served["again"]["peak"]
 
 
 def test_a_copy_nobody_waits_for_gives_garbage(served):
     assert answer(served["never wait, copies"]) != answer(served["clean"])
 
 
-def test_nan_where_nothing_was_written_gets_into_the_answer(served):
-    """The plug-in multiplies padding blocks by zero, which NaN survives."""
-    assert answer(served["nan"]) != answer(served["clean"])
+def test_junk_was_there(served):
+    assert served["junk"]["junk_blocks"] > 0
+    assert served["clean"]["junk_blocks"] == 0
+
+
+def test_nan_in_the_null_block_shows_who_touches_it(served):
+    assert answer(served["times zero, nan"]) != answer(served["clean"])
 
 
 def test_dropped_round_trips_change_the_log_probabilities(served):
-    assert served["round trip"]["logprobs"] != served["clean"]["logprobs"]
+    assert served["rounded, round trip"]["logprobs"] != served["rounded"]["logprobs"]
+    assert served["rounded, round trip"]["tokens"][0][0] == served["rounded"]["tokens"][0][0]
 
 
 def test_a_rank_that_dies_takes_the_engine_down(model):

@@ -23,6 +23,7 @@ from gates.hpusim.faults.hooks import Undo
 _RUNNER = "vllm_gaudi.v1.worker.hpu_model_runner"
 _POOL = "vllm.v1.core.block_pool"
 _freed: set[int] = set()
+filled = 0  # blocks of single caches filled with junk so far, so that a test can tell that it happened
 
 
 def _caches(value: Any) -> Iterator[torch.Tensor]:
@@ -39,6 +40,7 @@ def poison(caches: Any, blocks: int, block_size: int, freed: set[int], value: fl
     Args:
         caches: nested lists of `[blocks * block_size, heads, head size]` tensors.
     """
+    global filled
     with tracker.paused():
         for cache in _caches(caches):
             if cache.dim() < 2 or cache.shape[0] != blocks * block_size:
@@ -46,6 +48,7 @@ def poison(caches: Any, blocks: int, block_size: int, freed: set[int], value: fl
             paged = cache.unflatten(0, (blocks, block_size))
             for block in (0, blocks - 1, *sorted(freed)):
                 garbage.fill(paged[block], value)
+                filled += 1
 
 
 def _wrap_runner(module: Any, undo: Undo, value: float) -> None:

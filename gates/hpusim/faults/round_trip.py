@@ -19,6 +19,9 @@ from gates.hpusim.faults.hooks import Undo
 _WIDE = "_hpusim_wide"
 _CUTS = ("mark_step", "collective", "sync")
 _NARROW = (torch.bfloat16, torch.float16)
+# Under inference_mode a cast arrives as `to`, otherwise as `_to_copy`.
+_TO = torch.ops.aten.to
+_CASTS = (torch.ops.aten._to_copy.default, _TO.dtype, _TO.dtype_layout, _TO.device, _TO.other)
 
 
 class Compiler:
@@ -32,7 +35,7 @@ class Compiler:
             self.graph += 1
 
     def operator(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-        if func is not torch.ops.aten._to_copy.default or not isinstance(out, torch.Tensor):
+        if func not in _CASTS or not isinstance(out, torch.Tensor):
             return
         source = args[0]
         if source.dtype is torch.float32 and out.dtype in _NARROW:
