@@ -59,7 +59,7 @@ def served_llama(checkpoints_root: Path) -> Path:
     return checkpoints.make("llama", checkpoints_root)
 
 
-@pytest.mark.parametrize("outputs", [48, pytest.param(512, marks=pytest.mark.long)])
+@pytest.mark.parametrize("outputs", [24, pytest.param(512, marks=pytest.mark.long)])
 def test_no_foreign_token(served_llama: Path, outputs: int) -> None:
     foreign, preemptions = _foreign(served_llama, outputs, 160, {})
     assert preemptions >= outputs // 10
