@@ -8,7 +8,6 @@ import json
 
 import pytest
 from turn_harness import ByteMatcher, recorded, request_of, tag_of
-
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.muse_format import MUSE
@@ -98,9 +97,7 @@ def variant(**changes):
 
 def test_full_and_continued_thinking_openers():
     """One opener pattern with an anchor form and a full-message form."""
-    turn = turn_format(
-        variant(thinking__open_pattern=r"(?:^|<\|start\|>assistant)<\|channel\|>analysis<\|message\|>")
-    )
+    turn = turn_format(variant(thinking__open_pattern=r"(?:^|<\|start\|>assistant)<\|channel\|>analysis<\|message\|>"))
     assert turn.thinking[0] == (
         "<|channel|>analysis<|message|>",
         "<|start|>assistant<|channel|>analysis<|message|>",

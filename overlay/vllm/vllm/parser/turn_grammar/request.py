@@ -18,7 +18,7 @@ from vllm.parser.turn_grammar.structured import answer_body, constraint_of
 from vllm.parser.turn_grammar.thinking import Thinking
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
 from vllm.parser.turn_grammar.wire_format import TurnFormat
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import StructuredOutputsParams, validate_thinking_token_budget
 from vllm.tool_parsers.utils import flat_namespace_tool_name
 
 logger = init_logger(__name__)
@@ -166,13 +166,9 @@ def thinking_budget(request: Any) -> int | None:
     The sampler's own budget needs a runner that supports it; a grammar holds on any.
     """
     budget = getattr(request, "_thinking_budget", None)
-    if getattr(request, "thinking_token_budget", None) is not None:
-        budget = request.thinking_token_budget
-        if not isinstance(budget, int) or isinstance(budget, bool) or budget < 0:
-            raise VLLMValidationError(
-                f"thinking_token_budget is {budget!r}; send a number of tokens from 0 on",
-                parameter="thinking_token_budget",
-            )
+    if (asked := getattr(request, "thinking_token_budget", None)) is not None:
+        # A Responses request has no field of this name and so no check of its own.
+        budget = validate_thinking_token_budget(asked)
         request.thinking_token_budget = None
         request._thinking_budget = budget
     return budget
