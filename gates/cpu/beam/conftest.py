@@ -4,13 +4,13 @@
 import os
 
 # Before torch is imported: the emulated device reads its mode then.
-os.environ.setdefault("PT_HPU_LAZY_MODE", "0")
+os.environ.setdefault("PT_HPU_LAZY_MODE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import pytest
 import torch
-from harness import Harness
+from harness import Harness, release
 from step_checks import Pass
 
 from gates.checkpoints import beam
@@ -20,6 +20,12 @@ from gates.oracle.beam.model import BeamReference
 
 torch.set_num_threads(1)
 STATISTICS = {"grid8": GRID, "grid6": GRID, "served": SERVED, "awkward": HOSTILE}
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Leave the process as it was found when the last test of this folder is done: others share it."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        release()
 
 
 @pytest.fixture(scope="session")

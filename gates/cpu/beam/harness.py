@@ -14,7 +14,12 @@ from pathlib import Path
 
 import torch
 from vllm.config import set_current_vllm_config
-from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.distributed import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    ensure_model_parallel_initialized,
+    init_distributed_environment,
+)
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model
 from vllm.plugins import load_general_plugins
@@ -41,6 +46,19 @@ def _distributed() -> None:
         port = probe.getsockname()[1]
     init_distributed_environment(1, 0, f"tcp://127.0.0.1:{port}", 0, backend="hccl")
     ensure_model_parallel_initialized(1, 1)
+
+
+def release() -> None:
+    """Undo what building a model left in this process: the distributed group and the plug-in's frozen config."""
+    from vllm_gaudi.extension.runtime import clear_config
+
+    if _distributed.cache_info().currsize:
+        destroy_model_parallel()
+        destroy_distributed_environment()
+    if plugins.cache_info().currsize:
+        clear_config()
+    _distributed.cache_clear()
+    plugins.cache_clear()
 
 
 @contextmanager

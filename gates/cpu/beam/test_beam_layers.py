@@ -136,6 +136,7 @@ def test_loop_ends_each_layer_once_in_lazy_mode_only(model, tokens, monkeypatch)
     ended = []
     monkeypatch.setattr(beam_model, "end_layer", lambda: ended.append(1))
     harness = model("grid8")
+    monkeypatch.setattr(harness.model.model, "lazy", False)
     harness.hidden(tokens(17, 3))
     assert ended == []
     monkeypatch.setattr(harness.model.model, "lazy", True)

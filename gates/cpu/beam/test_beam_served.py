@@ -16,6 +16,7 @@ pytestmark = pytest.mark.engine
 
 COUNT = 12
 LENGTHS = (5, 255, 257, 530)
+PATIENCE = 900  # seconds to come up; a busy machine must not decide a test
 # Times the floor, which the same run measures: served output rounds in the experts' kernel too.
 FACTOR = 1.5
 GAP_FACTOR = 2.0
@@ -45,7 +46,7 @@ def bf16(checkpoint):
 @pytest.fixture(scope="module")
 def tp1(fp8):
     """Whole prefill with a prefix cache: each prompt asked twice."""
-    with testing.serve(fp8, max_num_batched_tokens=1024, enable_prefix_caching=True) as server:
+    with testing.serve(fp8, timeout=PATIENCE, max_num_batched_tokens=1024, enable_prefix_caching=True) as server:
         answers = ask(server, prompts(), COUNT)
         again = ask(server, prompts(), COUNT)
         hits = _metric(server, "vllm:prefix_cache_hits_total")
@@ -57,7 +58,12 @@ def tp1(fp8):
 def tp2ep2(fp8):
     """Chunked prefill, two ranks, experts split between them."""
     with testing.serve(
-        fp8, "--enable-expert-parallel", max_num_batched_tokens=256, tensor_parallel_size=2, enable_prefix_caching=False
+        fp8,
+        "--enable-expert-parallel",
+        timeout=PATIENCE,
+        max_num_batched_tokens=256,
+        tensor_parallel_size=2,
+        enable_prefix_caching=False,
     ) as server:
         yield ask(server, prompts(), COUNT)
 
@@ -136,7 +142,12 @@ def test_bf16_preempted_with_prefix_cache_follows_the_bf16_reference(bf16):
     """Seven blocks for four requests that need two each and grow: someone must wait and start over."""
     lengths = (100, 110, 120, 90)
     with testing.serve(
-        bf16, max_num_batched_tokens=256, enable_prefix_caching=True, num_gpu_blocks_override=7, max_model_len=512
+        bf16,
+        timeout=PATIENCE,
+        max_num_batched_tokens=256,
+        enable_prefix_caching=True,
+        num_gpu_blocks_override=7,
+        max_model_len=512,
     ) as server:
         answers = ask_at_once(server, prompts(lengths), 60)
         preemptions = _metric(server, "vllm:num_preemptions_total")
@@ -146,7 +157,7 @@ def test_bf16_preempted_with_prefix_cache_follows_the_bf16_reference(bf16):
 
 @pytest.mark.long
 def test_fp8_on_two_ranks_follows_the_w8a8_reference(fp8):
-    with testing.serve(fp8, max_num_batched_tokens=256, tensor_parallel_size=2) as server:
+    with testing.serve(fp8, timeout=PATIENCE, max_num_batched_tokens=256, tensor_parallel_size=2) as server:
         answers = ask(server, prompts(), COUNT)
     accept(score(fp8, answers, "w8a8", row_slices=2, expert_slices=2), "FP8 TP2, chunked prefill")
 
@@ -157,6 +168,7 @@ def test_split_experts_in_slices_follow_the_reference_of_tensor_parallelism(fp8)
     with testing.serve(
         fp8,
         "--enable-expert-parallel",
+        timeout=PATIENCE,
         max_num_batched_tokens=256,
         tensor_parallel_size=2,
         env={"VLLM_BEAM_EXPERT_SLICES": "2"},
