@@ -26,6 +26,12 @@ def prefill_tokens(request: Any, known: int) -> int:
     return known
 
 
+def count_output_as_prompt(batch: Any, request: Any) -> None:
+    """Correct the batch's prompt length of a request that was just (re-)added, see `prefill_tokens`."""
+    row = batch.req_id_to_index[request.req_id]
+    batch.num_prompt_tokens[row] = prefill_tokens(request, int(batch.num_prompt_tokens[row]))
+
+
 def one_logit(count: int) -> int:
     """At most one row of logits per prefill: only the last position is sampled."""
     return min(int(count), 1)
