@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Beam turns through the HTTP API on the emulated Gaudi: the grammar alone gives them their shape."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import openai
+import pytest
+from served_turns import ANSWER, SCHEMAS, TOOLS, Served, beam, biased
+
+from gates.hpusim import testing
+
+pytestmark = pytest.mark.engine
+
+MARKERS = ("<|", "<rfl:", "</rfl:")
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": ANSWER}}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    path = beam(tmp_path_factory.mktemp("served"))
+    with testing.serve(
+        path,
+        "--reasoning-parser",
+        "beam",
+        "--tool-call-parser",
+        "beam",
+        "--enable-auto-tool-choice",
+        max_model_len=2048,
+        max_num_batched_tokens=2048,
+    ) as server:
+        yield Served(server, biased(path, ("\n</rfl:parameter>", "<|call|>", "<|return|>"), 60.0))
+
+
+def valid_call(name: str, arguments: str) -> None:
+    jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+
+
+def test_plain_turn(served):
+    choice = served.chat().choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.reasoning
+    assert not choice.message.tool_calls
+    assert not any(marker in (choice.message.content or "") for marker in MARKERS[1:])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_required(served, seed):
+    choice = served.chat(seed, tools=TOOLS, tool_choice="required").choices[0]
+    assert choice.finish_reason == "tool_calls"
+    for call in choice.message.tool_calls:
+        valid_call(call.function.name, call.function.arguments)
+
+
+def test_named_streams_what_it_answers(served):
+    content, _, calls, finish = served.stream(tools=TOOLS, tool_choice=NAMED)
+    assert [name for name, _ in calls] == ["get_weather"]
+    valid_call(*calls[0])
+    assert not content
+    assert len(finish) == 1
+
+
+def test_auto_without_parallel_calls(served):
+    message = served.chat(tools=TOOLS, parallel_tool_calls=False).choices[0].message
+    assert len(message.tool_calls or ()) <= 1
+
+
+def test_none_leaks_no_call(served):
+    message = served.chat(tools=TOOLS, tool_choice="none").choices[0].message
+    assert not message.tool_calls
+    assert "to=" not in (message.content or "")
+
+
+def test_json_schema_plain_and_streamed(served):
+    answer = served.chat(1, response_format=SCHEMA).choices[0].message.content
+    jsonschema.validate(json.loads(answer), ANSWER)
+    content, reasoning, _, _ = served.stream(seed=2, response_format=SCHEMA)
+    jsonschema.validate(json.loads(content), ANSWER)
+    assert reasoning
+
+
+@pytest.mark.parametrize(
+    ("constraint", "values"),
+    [
+        ({"choice": ["yes", "no"]}, ("yes", "no")),
+        ({"regex": "[ab]{2}"}, ("aa", "ab", "ba", "bb")),
+        ({"grammar": 'root ::= "x" | "y"'}, ("x", "y")),
+    ],
+)
+def test_other_constraints(served, constraint, values):
+    message = served.chat(extra={"structured_outputs": constraint}).choices[0].message
+    assert message.content in values
+
+
+def test_responses(served):
+    tools = [{"type": "function", **entry["function"]} for entry in TOOLS]
+    extra = {"thinking_token_budget": 2, "logit_bias": served.bias}
+    calls = served.client.responses.create(
+        model="tiny", input="Hi", max_output_tokens=200, tools=tools, tool_choice="required", extra_body=extra
+    )
+    found = [item for item in calls.output if item.type == "function_call"]
+    assert found
+    for item in found:
+        valid_call(item.name, item.arguments)
+    answer = served.client.responses.create(
+        model="tiny",
+        input="Hi",
+        max_output_tokens=200,
+        extra_body=extra,
+        text={"format": {"type": "json_schema", "name": "s", "schema": ANSWER}},
+    )
+    jsonschema.validate(json.loads(answer.output_text), ANSWER)
+    assert answer.text.format.type == "json_schema"
+    assert any(item.type == "reasoning" for item in answer.output)
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "two words", "parameters": {}}}]}, "tools"),
+        ({"extra": {"chat_template_kwargs": {"reasoning_effort": "hardest"}}}, "reasoning_effort"),
+        ({"extra": {"min_tokens": 4}, "response_format": SCHEMA}, "min_tokens"),
+        ({"extra": {"thinking_token_budget": -2}}, "thinking_token_budget"),
+        ({"messages": [{"role": "assistant", "reasoning": 3, "content": "x"}]}, "messages"),
+    ],
+)
+def test_refusals_name_the_parameter(served, fields, parameter):
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.chat(**fields)
+    assert parameter in f"{caught.value.param} {caught.value.message}"
+
+
+def test_history_without_reasoning_is_a_clear_400(served):
+    history = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    with pytest.raises(openai.BadRequestError, match="with its `reasoning`"):
+        served.chat(messages=history)
+    history[1]["reasoning_content"] = "why"
+    assert served.chat(messages=history, max_tokens=120).choices[0].message.reasoning
+
+
+def test_a_cut_call_does_not_poison_the_next_turn(served):
+    cut = [{"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Par'}}]
+    history = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "reasoning": "r", "content": None, "tool_calls": cut},
+        {"role": "tool", "tool_call_id": "c", "content": "?"},
+    ]
+    assert served.chat(messages=history, max_tokens=120).choices[0].message.reasoning
+
+
+def test_ignore_eos_goes_on_behind_the_end(served):
+    choice = served.chat(extra={"ignore_eos": True}, max_tokens=120).choices[0]
+    assert choice.finish_reason == "length"
+
+
+def test_models_route_and_log(served):
+    (card,) = json.loads(served.server.get("/v1/models"))["data"]
+    assert len(card["chat_template_sha256"]) == 64
+    log = served.server.log()
+    assert f"Chat template sha256 {card['chat_template_sha256']}" in log
+    assert "Compiled the grammar of a plain beam turn at start" in log
+
+
+def test_no_logits_came_to_the_host(served):
+    """Runs last: the meters are written when the server stops."""
+    assert served.server.stop() == 0
+    callers = [
+        caller
+        for summary in served.server.meters
+        for caller in json.dumps(summary).split('"')
+        if "apply_grammar_bitmask" in caller
+    ]
+    assert not callers
+
+
+@pytest.mark.long
+def test_hundred_of_a_hundred(tmp_path):
+    """Required, named and schema requests, one hundred each."""
+    path = beam(tmp_path)
+    with testing.serve(
+        path,
+        "--reasoning-parser",
+        "beam",
+        "--tool-call-parser",
+        "beam",
+        "--enable-auto-tool-choice",
+        max_model_len=2048,
+        max_num_batched_tokens=2048,
+    ) as server:
+        served = Served(server, biased(path, ("\n</rfl:parameter>", "<|call|>", "<|return|>"), 60.0))
+        for seed in range(100):
+            for call in served.chat(seed, tools=TOOLS, tool_choice="required").choices[0].message.tool_calls:
+                valid_call(call.function.name, call.function.arguments)
+            (call,) = served.chat(seed, tools=TOOLS, tool_choice=NAMED).choices[0].message.tool_calls
+            assert call.function.name == "get_weather"
+            valid_call(call.function.name, call.function.arguments)
+            jsonschema.validate(
+                json.loads(served.chat(seed, response_format=SCHEMA).choices[0].message.content), ANSWER
+            )
