@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from gates.checkpoints import beam_chat, beam_values
 from gates.checkpoints.beam_layout import Entry, layer_types, layout, mlp_types, quantization_config
 from gates.checkpoints.beam_shapes import SHAPES
 from gates.checkpoints.beam_values import Statistics
+from gates.checkpoints.shards import write_shards
 
 IGNORE = ["lm_head", r"re:.*\.mlp\.gate$"]
 
@@ -88,15 +88,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     table = layout(config, fp8=fp8, packed=packed, scale_dtype=scale_dtype, bf16_experts=bf16_experts)
     values = dict(tensors(table, seed, how, scale_dtype))
-    names, where = list(values), {}
-    for shard in range(shards):
-        part = names[shard * len(names) // shards : (shard + 1) * len(names) // shards]
-        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        save_file({name: values[name].contiguous() for name in part}, folder / file, metadata={"format": "pt"})
-        where.update(dict.fromkeys(part, file))
-    size = sum(value.nbytes for value in values.values())
-    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+    write_shards(folder, values, shards)
     write_config(folder, config, fp8, bf16_experts)
     beam_chat.write_tokenizer(folder)
     return folder

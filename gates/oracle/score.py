@@ -21,7 +21,11 @@ from safetensors.torch import load_file, save_file
 
 from gates.oracle.checkpoint import Checkpoint, CheckpointError
 
-REFERENCES = {"beam": ("gates.oracle.beam.model", "BeamReference")}
+REFERENCES = {
+    "beam": ("gates.oracle.beam.model", "BeamReference"),
+    "muse_spark": ("gates.oracle.muse.model", "MuseReference"),
+    "muse_spark_text": ("gates.oracle.muse.model", "MuseReference"),
+}
 
 
 def reference(checkpoint: str, mode: str, **options):
@@ -59,7 +63,7 @@ def token_scores(logits: torch.Tensor, ids: torch.Tensor, best: int) -> list[dic
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gates.oracle.score", description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint")
-    parser.add_argument("--mode", default="bf16", help="fp32, bf16 or w8a8 (default bf16)")
+    parser.add_argument("--mode", default="bf16", help="fp32, bf16 (default), w8a8 (Beam), w4a16 (Muse)")
     parser.add_argument("--tokens", type=Path, help="JSON list of token ids")
     parser.add_argument("--hidden", type=Path, help="safetensors with `hidden` [T, H] to start from")
     parser.add_argument("--start-layer", type=int, default=0)

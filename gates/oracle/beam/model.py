@@ -13,8 +13,6 @@ A run may start at any layer from given hidden states and stop after any other,
 so parts of a large checkpoint can be scored on their own.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 
@@ -23,17 +21,10 @@ from gates.oracle.beam import steps
 from gates.oracle.beam.shape import BeamShape
 from gates.oracle.beam.weights import MODES, LayerWeights
 from gates.oracle.checkpoint import Checkpoint, CheckpointError
-
-Trace = Callable[[str, torch.Tensor], None]
-TILE_FROM = 2048  # query rows above which attention is tiled to bound memory
-TILE = 512
+from gates.oracle.streaming import TILE, TILE_FROM, StreamingReference, Trace, no_trace
 
 
-def _no_trace(name: str, value: torch.Tensor) -> None:
-    pass
-
-
-class BeamReference:
+class BeamReference(StreamingReference):
     """Reference forward of one sequence.
 
     Args:
@@ -54,7 +45,7 @@ class BeamReference:
         row_slices: int = 1,
         expert_slices: int = 1,
         wide_scores: bool = False,
-        trace: Trace = _no_trace,
+        trace: Trace = no_trace,
     ) -> None:
         if mode not in MODES:
             raise CheckpointError(f"mode {mode!r}: choose one of {', '.join(MODES)}")
@@ -68,14 +59,6 @@ class BeamReference:
         """Hidden states [T, H] of token `ids` [T]."""
         return F.embedding(ids, self.checkpoint.get("model.embed_tokens.weight").to(self.dtype))
 
-    def run_layers(
-        self, hidden: torch.Tensor, positions: torch.Tensor, start: int = 0, stop: int | None = None
-    ) -> torch.Tensor:
-        """Layers `start` to `stop` (exclusive) on the residual stream `hidden` [T, H] at `positions` [T]."""
-        for layer in range(start, self.shape.num_hidden_layers if stop is None else stop):
-            hidden = self.layer(layer, hidden, positions)
-        return hidden
-
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """fp32 logits [T, V] from the residual stream after the last layer."""
         weights = LayerWeights(self.checkpoint, "", self.mode)
@@ -84,12 +67,6 @@ class BeamReference:
         raw = weights.matrix("lm_head")(normed)
         self.trace("lm_head", raw)
         return steps.softcap(raw, self.shape.final_logit_softcapping).float()
-
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Softcapped fp32 logits [T, V] of token `ids` [T]."""
-        positions = torch.arange(ids.shape[0])
-        with torch.inference_mode():
-            return self.head(self.run_layers(self.embed(ids), positions))
 
     def layer(self, index: int, hidden: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """One decoder layer on the residual stream [T, H]."""

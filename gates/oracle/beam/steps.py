@@ -72,18 +72,25 @@ def causal_mask(queries: torch.Tensor, keys: torch.Tensor, window: int | None, d
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, window: int | None, tile: int | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    window: int | None,
+    tile: int | None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Eager attention: q [T, h, d], k and v [T, kv, d] -> [T, h, d]; scores rounded as in eager mode.
 
     `tile` bounds memory to `tile` query rows at a time; None keeps one GEMM for
     all rows, which is what bit equality with the published model needs.
+    `scale` multiplies the scores; None is 1/sqrt(d).
     """
     group = q.shape[1] // k.shape[1]
     key = k.transpose(0, 1).repeat_interleave(group, dim=0)[None]
     value = v.transpose(0, 1).repeat_interleave(group, dim=0)[None]
     query = q.transpose(0, 1)[None]
-    scale = q.shape[-1] ** -0.5
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     rows = []
     for start in range(0, q.shape[0], tile or q.shape[0]):
         part = slice(start, start + (tile or q.shape[0]))
