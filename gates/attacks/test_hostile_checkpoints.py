@@ -105,7 +105,9 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
         headers.read_header(tmp_path / "p.safetensors")
 
 
-@pytest.mark.parametrize("name", ["../m.safetensors", "/etc/hostname", "sub/m.safetensors", "..", "", "m\0.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["../m.safetensors", "/etc/hostname", "sub/m.safetensors", "..", "", "m\0.safetensors"]
+)
 def test_an_index_that_leaves_the_folder_is_refused(tmp_path, name):
     shard(tmp_path / "m.safetensors")
     index(tmp_path, a="m.safetensors", b=name, none="m.safetensors")

@@ -5,4 +5,7 @@ A part is `"module:function"`: a function without arguments, safe to call twice,
 runs in the API server, the engine core and every worker.
 """
 
-PARTS: tuple[str, ...] = ("vllm_gaudi.models.beam.registration:register",)
+PARTS: tuple[str, ...] = (
+    "vllm_gaudi.models.beam.registration:register",
+    "vllm_gaudi.loader.registration:register",
+)

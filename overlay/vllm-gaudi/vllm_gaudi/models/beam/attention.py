@@ -125,3 +125,6 @@ def load_head_shard(param: nn.Parameter, loaded: torch.Tensor) -> None:
     """Copy this rank's heads of a per-head vector."""
     start = get_tensor_model_parallel_rank() * param.shape[0]
     param.data.copy_(loaded.narrow(0, start, param.shape[0]))
+
+
+load_head_shard.shards_rows = True  # tells the planning load format that rank r takes the r-th part of the rows

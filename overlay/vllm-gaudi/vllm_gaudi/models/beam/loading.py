@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load a checkpoint through vLLM's loaders, with every tensor accounted for."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -46,13 +46,17 @@ def _filtered_experts(model: nn.Module):
     return skipped
 
 
-def load_checked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Load `weights` into `model` and return the names of the parameters loaded.
+def checked_tensors(
+    model: nn.Module,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    optional: Callable[[str], bool] = lambda name: False,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """`weights` with one tensor per expert matrix, each checked; meta tensors do as well.
+
+    Names for which `optional` holds may be missing. Reports the checkpoint at the end.
 
     Raises:
-        BeamCheckpointError: config facts, tensors or chat files that are missing,
-            unknown or contradictory. Parameters may have been written by then;
-            the server does not start.
+        BeamCheckpointError: config facts, tensors or chat files that are missing, unknown or contradictory.
     """
     config = model.config
     if config.absent_fields:
@@ -61,18 +65,24 @@ def load_checked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) 
             "published checkpoint"
         )
     inventory = Inventory(expected_tensors(config, quantized_modules(model)))
-
-    def taken() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in weights:
-            for part_name, part in unpack(name, tensor, config):
-                inventory.take(part_name, part)
-                yield part_name, part
-
-    loaded = AutoWeightsLoader(model).load_weights(taken(), mapper=model.hf_to_vllm_mapper)
-    inventory.finish(_filtered_experts(model))
+    for name, tensor in weights:
+        for part_name, part in unpack(name, tensor, config):
+            inventory.take(part_name, part)
+            yield part_name, part
+    inventory.finish(optional)
     if get_tensor_model_parallel_rank() == 0:
         report(model, inventory)
-    return loaded
+
+
+def load_checked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """Load `weights` into `model` and return the names of the parameters loaded.
+
+    Raises:
+        BeamCheckpointError: see `checked_tensors`. Parameters may have been
+            written by then; the server does not start.
+    """
+    checked = checked_tensors(model, weights, _filtered_experts(model))
+    return AutoWeightsLoader(model).load_weights(checked, mapper=model.hf_to_vllm_mapper)
 
 
 def report(model: nn.Module, inventory: Inventory) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beam-1.0 for vLLM on Gaudi."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import habana_frameworks.torch as htorch
 import torch
@@ -16,7 +16,7 @@ from vllm.sequence import IntermediateTensors
 from vllm_gaudi.models.beam.attention import BeamAttention
 from vllm_gaudi.models.beam.config import BeamConfig
 from vllm_gaudi.models.beam.layers import BeamRMSNorm, DepthScaledAdd, Positions, softcap
-from vllm_gaudi.models.beam.loading import load_checked
+from vllm_gaudi.models.beam.loading import checked_tensors, load_checked
 from vllm_gaudi.models.beam.moe import BeamMLP, BeamMoE
 from vllm_gaudi.models.beam.rounding import Rounding
 from vllm_gaudi.models.beam.serving_checks import check_serving
@@ -165,3 +165,7 @@ class BeamForCausalLM(nn.Module, SupportsQuant, SupportsEagle3):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load every tensor of the checkpoint once; see `loading.load_checked`."""
         return load_checked(self, weights)
+
+    def checked_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The checkpoint's tensors as this model names them, checked; see `loading.checked_tensors`."""
+        return checked_tensors(self, tensors)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small Beam checkpoints, and models loaded from them as any rank of a node would."""
+
+import os
+import sys
+from pathlib import Path
+
+# Before torch is imported: the emulated device reads its mode then.
+os.environ.setdefault("PT_HPU_LAZY_MODE", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+sys.path.insert(0, str(Path(__file__).parents[1] / "beam"))
+
+import pytest
+import torch
+from rank_model import SHAPE, build
+
+from gates.checkpoints import beam
+from gates.checkpoints.beam_values import HOSTILE
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """Factory: layout -> checkpoint directory."""
+    made = {}
+
+    def make(**layout):
+        key = tuple(sorted(layout.items(), key=str))
+        if key not in made:
+            made[key] = beam.write(tmp_path_factory.mktemp("beam"), SHAPE, how=HOSTILE, **layout)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture
+def empty_model():
+    """Factory: (folder, tp, rank, expert parallel) -> a built model whose parameters hold no checkpoint yet."""
+    return build

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build and load a model as one rank of a group, in one process: ranks only differ in what they keep."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from harness import BLOCK, _distributed, plugins
+from vllm.config import set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model
+from vllm.model_executor.model_loader.utils import initialize_model
+
+from gates.checkpoints.beam_shapes import PUBLISHED
+
+# Eight ranks can split it: 8 heads over 2 KV heads (replicated from TP 4 on), 56 rows of the vocabulary a rank
+# (padded to 64), an expert 8 columns wide at TP 8, and two experts a rank.
+SHAPE = {
+    **PUBLISHED, "vocab_size": 442, "hidden_size": 40, "intermediate_size": 88, "num_hidden_layers": 5,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+    "sliding_window": 8, "moe_intermediate_size": 24, "num_experts": 16, "num_experts_per_tok": 4, "n_group": 4,
+    "topk_group": 2,
+}  # fmt: skip
+
+
+@contextmanager
+def as_rank(rank: int, size: int):
+    """The tensor-parallel group of this process claims to be rank `rank` of `size`."""
+    groups = [parallel_state._TP, getattr(parallel_state, "_EP", None)]
+    saved = [(group, group.rank_in_group, group.world_size) for group in groups if group is not None]
+    try:
+        for group, *_ in saved:
+            group.rank_in_group, group.world_size = rank, size
+        yield
+    finally:
+        for group, old_rank, old_size in saved:
+            group.rank_in_group, group.world_size = old_rank, old_size
+
+
+@contextmanager
+def _prepared(folder: Path, load_format: str, tp: int, rank: int, expert_parallel: bool, **extra: int):
+    plugins()
+    arguments = EngineArgs(
+        model=str(folder),
+        dtype="bfloat16",
+        max_model_len=256,
+        enforce_eager=True,
+        block_size=BLOCK,
+        skip_tokenizer_init=True,
+        load_format=load_format,
+        model_loader_extra_config=extra,
+    )
+    config = arguments.create_engine_config()
+    config.parallel_config.tensor_parallel_size = tp
+    config.parallel_config.enable_expert_parallel = expert_parallel
+    with ExitStack() as stack:
+        stack.enter_context(set_current_vllm_config(config))
+        _distributed()
+        stack.enter_context(as_rank(rank, tp))
+        # A refused load leaves the model's dtype as torch's default.
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        yield config
+
+
+def load(folder: Path, load_format: str, tp: int = 1, rank: int = 0, expert_parallel: bool = False, **extra: int):
+    """The loaded model of rank `rank` of `tp`; `extra` are settings of the load format."""
+    with _prepared(folder, load_format, tp, rank, expert_parallel, **extra) as config:
+        return get_model(vllm_config=config)
+
+
+def build(folder: Path, tp: int = 1, rank: int = 0, expert_parallel: bool = False):
+    """The same model before anything is loaded, every parameter byte 0x5a."""
+    with _prepared(folder, "beam", tp, rank, expert_parallel) as config:
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("hpu"):
+            model = initialize_model(vllm_config=config)
+    for parameter in model.parameters():
+        parameter.data.view(torch.uint8).fill_(0x5A)
+    return model

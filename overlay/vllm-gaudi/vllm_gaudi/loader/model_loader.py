@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The load format as vLLM sees it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from vllm.config import ModelConfig
+from vllm.config.load import LoadConfig
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from vllm_gaudi.loader.headers import read_checkpoint
+
+if TYPE_CHECKING:
+    from vllm_gaudi.loader.assemble import Totals
+    from vllm_gaudi.loader.plan import Plan
+
+# Only loggers below "vllm" have a handler.
+logger = init_logger(f"vllm.{__name__}")
+EVERY = 10.0  # seconds between two lines of progress
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """Keys of `--model-loader-extra-config`: reader threads, bytes a read, bytes of host stacks at a time."""
+
+    threads: int = 16
+    chunk_bytes: int = 8 << 20
+    host_bytes: int = 4 << 30
+
+    @classmethod
+    def of(cls, extra: dict[str, Any] | None) -> LoadSettings:
+        """Settings from the extra config.
+
+        Raises:
+            ValueError: an unknown key, or a value that is no positive integer.
+        """
+        names = [entry.name for entry in fields(cls)]
+        for key, value in (extra or {}).items():
+            if key not in names:
+                raise ValueError(f"--model-loader-extra-config: {key!r} is none of {', '.join(names)}")
+            if type(value) is not int or value < 1:
+                raise ValueError(f"--model-loader-extra-config: {key} is {value!r}, must be a positive integer")
+        return cls(**(extra or {}))
+
+
+class FrontierModelLoader(BaseModelLoader):
+    """Plans from the headers, then reads what this rank keeps; see docs/loader.md."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(load_config)
+        self.settings = LoadSettings.of(load_config.model_loader_extra_config)
+        self.totals: Totals | None = None
+
+    def download_model(self, model_config: ModelConfig) -> None:
+        """Fetch the checkpoint unless it is a local folder."""
+        self._folder(model_config)
+
+    def _folder(self, model_config: ModelConfig) -> Path:
+        source = model_config.model_weights or model_config.model
+        if Path(source).is_dir():
+            return Path(source)
+        stock = DefaultModelLoader(replace(self.load_config, load_format="safetensors", model_loader_extra_config={}))
+        return Path(stock._prepare_weights(source, None, model_config.revision, False, None)[0])
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
+        """Fill the parameters of `model`.
+
+        Raises:
+            CheckpointError, ValueError: a checkpoint that does not fit; no parameter was touched.
+            NotImplementedError: a layer this format has no rule for; no parameter was touched.
+            Exception: a read failed. Parameters may be partly filled, and the server does not start.
+        """
+        # Here, as they import the layers: every process registers this class, few of them load.
+        from vllm_gaudi.loader.assemble import Assembler
+        from vllm_gaudi.loader.plan import make_plan
+        from vllm_gaudi.loader.rescale import Rescale
+
+        rescale = Rescale()
+        begin = time.monotonic()
+        plan = make_plan(model, read_checkpoint(self._folder(model_config)), rescale)
+        logger.info(
+            "load plan in %.1f s: %d tensors, %d kept by other ranks only, %.2f GB of them here in %d stacks; at most "
+            "%.2f GB of host memory",
+            time.monotonic() - begin, plan.tensors, plan.skipped, plan.kept_bytes / 1e9, len(plan.stacks),
+            (max(self.settings.host_bytes, plan.largest) + self.settings.threads * self.settings.chunk_bytes) / 1e9,
+        )  # fmt: skip
+        watch = _Progress(plan)
+        assembler = Assembler(plan, dict(model.named_parameters()), rescale.table, watch=watch, **vars(self.settings))
+        self.totals = assembler.run()
+        logger.info("loaded: %s", summary(self.totals))
+
+
+def summary(totals: Totals) -> str:
+    """What a load cost, in one line."""
+    rate = totals.bytes_read / 1e9 / max(totals.elapsed, 1e-9)
+    return (
+        f"{totals.bytes_read} bytes in {totals.jobs} reads, {totals.elapsed:.1f} s, {rate:.2f} GB/s; "
+        f"{totals.copies} copies, {totals.syncs} syncs, {totals.copying:.1f} s; waited {totals.waited:.1f} s for "
+        f"reads; {totals.peak_host} bytes of host stacks at most"
+    )
+
+
+class _Progress:
+    """A line of the first rank every `EVERY` seconds."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.begin = plan, time.monotonic()
+        self.last = self.begin
+
+    def __call__(self, totals: Totals) -> None:
+        now = time.monotonic()
+        if now - self.last < EVERY or get_tensor_model_parallel_rank() != 0:
+            return
+        self.last = now
+        rate = totals.bytes_read / (now - self.begin)
+        left = max(0, self.plan.kept_bytes - totals.bytes_read) / rate if rate else float("inf")
+        logger.info(
+            "loading: %.1f of %.1f GB on this rank, %.2f GB/s, %d of %d stacks on the device, about %.0f s left",
+            totals.bytes_read / 1e9, self.plan.kept_bytes / 1e9, rate / 1e9, totals.copies, len(self.plan.stacks), left,
+        )  # fmt: skip
