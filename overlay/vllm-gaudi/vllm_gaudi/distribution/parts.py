@@ -8,4 +8,6 @@ runs in the API server, the engine core and every worker.
 PARTS: tuple[str, ...] = (
     "vllm_gaudi.models.beam.registration:register",
     "vllm_gaudi.loader.registration:register",
+    "vllm_gaudi.quantization.quark_mxfp4:register",
+    "vllm_gaudi.models.muse_spark.registration:register",
 )

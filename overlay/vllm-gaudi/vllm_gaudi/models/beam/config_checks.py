@@ -59,8 +59,8 @@ FIXED = {
 }
 
 
-def refuse_unknown(fields: dict) -> dict:
-    """Fields without the synonyms that agree and the unknown ones that are off.
+def refuse_unknown(fields: dict, synonyms: dict = SYNONYMS, model: str = "Beam") -> dict:
+    """Fields without the `synonyms` that agree with `model` and the unknown ones that are off.
 
     Raises:
         ValueError: a field this model does not know is set, or a synonym contradicts the architecture.
@@ -69,9 +69,9 @@ def refuse_unknown(fields: dict) -> dict:
     # Sampling defaults in config.json are dropped by transformers; generation_config.json counts.
     sampling = GenerationConfig._get_default_generation_params()
     for name, value in fields.items():
-        if name in SYNONYMS:
-            if value is not None and value != SYNONYMS[name]:
-                raise ValueError(f"config.json: {name} is {value!r}, Beam has {SYNONYMS[name]!r}")
+        if name in synonyms:
+            if value is not None and value != synonyms[name]:
+                raise ValueError(f"config.json: {name} is {value!r}, {model} has {synonyms[name]!r}")
         elif name in HARMLESS or name in sampling:
             kept[name] = value
         elif value not in (None, False) and value != [] and value != {}:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration of Muse Spark Open, with the published 816B model as default.
+
+Own classes because the transformers release that knows the model cannot load
+this plug-in, and because a field that is dropped or contradicts another must
+stop the server by name.
+"""
+
+from transformers import PretrainedConfig
+
+from vllm_gaudi.models.beam.config_checks import refuse_unknown
+from vllm_gaudi.models.muse_spark.config_checks import SYNONYMS, check_fields
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class MuseSparkTextConfig(PretrainedConfig):
+    """The text model.
+
+    `layer_types[i]` decides the window, `layer_rope_theta[i]` (0 = no RoPE) the positions: two separate facts.
+    `mlp_layer_types[i]` is `sparse` or `dense`. There is one RoPE; every theta but 0 must be its theta.
+
+    Raises:
+        ValueError: an unknown field that is switched on, or a value that contradicts another, named.
+    """
+
+    model_type = "muse_spark_text"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers' own convention)
+
+    vocab_size: int = 202048
+    hidden_size: int = 8192
+    intermediate_size: int = 16384
+    num_hidden_layers: int = 62
+    num_attention_heads: int = 128
+    num_key_value_heads: int = 16
+    head_dim: int = 64
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 1048576
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-5
+    post_norm_eps: float = 1e-8
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_dropout: float | int = 0.0
+    sliding_window: int | None = 2048
+    rope_parameters: dict | None = None
+    layer_types: list[str] | None = None
+    layer_rope_theta: list[float | int] | None = None
+    mlp_layer_types: list[str] | None = None
+    qk_scale_factor: float | int = 5.4730064863875
+    output_multiplier: float | int = 0.1767766952966369
+    final_logit_softcapping: float | int = 20.0
+    num_local_experts: int = 256
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 4096
+    moe_hidden_size: int = 4096
+    routed_scaling_factor: float | int = 1.0
+    residual_gate_temperature: float | int = 0.3
+    output_router_logits: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 200000
+    eos_token_id: int | list[int] | None = 200001
+
+    def __post_init__(self, **kwargs) -> None:
+        if self.rope_parameters is None:
+            self.rope_parameters = {"rope_type": "default", "rope_theta": 500000.0}
+        every_fourth = [(self.num_hidden_layers - 1 - i) % 4 == 0 for i in range(self.num_hidden_layers)]
+        if self.layer_types is None:
+            self.layer_types = [FULL if last else SLIDING for last in every_fourth]
+        if self.layer_rope_theta is None:
+            theta = self.rope_parameters.get("rope_theta")
+            self.layer_rope_theta = [0 if last else theta for last in every_fourth]
+        if self.mlp_layer_types is None:
+            self.mlp_layer_types = ["sparse"] * self.num_hidden_layers
+        kwargs = refuse_unknown(kwargs, SYNONYMS, "Muse Spark")
+        check_fields(self)
+        super().__post_init__(**kwargs)
+
+    def convert_rope_params_to_dict(self, **kwargs) -> dict:
+        """Keep the flat form; the generic converter would add top-level keys."""
+        return kwargs
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of a layer, under the name other models have."""
+        return self.num_local_experts
+
+    def window(self, layer: int) -> int | None:
+        """Keys a query of `layer` sees, itself included; None sees all."""
+        return self.sliding_window if self.layer_types[layer] == SLIDING else None
+
+    def has_rope(self, layer: int) -> bool:
+        """Whether `layer` rotates queries and keys."""
+        return self.layer_rope_theta[layer] != 0
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether `layer` has experts."""
+        return self.mlp_layer_types[layer] == "sparse"
+
+
+class MuseSparkConfig(PretrainedConfig):
+    """The published `config.json`: a text config beside vision and audio configs, which are kept but not used."""
+
+    model_type = "muse_spark"
+    has_no_defaults_at_init = True  # a default text config would be a guess; transformers builds one otherwise to print
+    sub_configs = {"text_config": MuseSparkTextConfig}  # noqa: RUF012 (transformers' own convention)
+
+    text_config: dict | PretrainedConfig | None = None
+    vision_config: dict | None = None
+    audio_config: dict | None = None
+    image_token_id: int = 200092
+    video_token_id: int = 200091
+    audio_token_id: int = 200038
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **kwargs) -> None:
+        if self.text_config is None:
+            raise ValueError("config.json: text_config is missing; take it from the published checkpoint")
+        if isinstance(self.text_config, dict):
+            kind = self.text_config.get("model_type", MuseSparkTextConfig.model_type)
+            if kind != MuseSparkTextConfig.model_type:
+                raise ValueError(f"config.json: text_config.model_type is {kind!r}, must be 'muse_spark_text'")
+            self.text_config = MuseSparkTextConfig(**self.text_config)
+        if self.architectures is None:
+            self.architectures = ["MuseSparkForConditionalGeneration"]
+        super().__post_init__(**kwargs)
+
+
+class MetaNativeConfig(PretrainedConfig):
+    """Meta's own layout: always refused, since its query and key rows are in another RoPE order."""
+
+    model_type = "musespark1x_omni"
+
+    def __post_init__(self, **kwargs) -> None:
+        raise ValueError(
+            "config.json: model_type 'musespark1x_omni' is Meta's native layout, whose query and key rows are ordered "
+            "for another RoPE; serve the Hugging Face layout (model_type 'muse_spark') instead"
+        )

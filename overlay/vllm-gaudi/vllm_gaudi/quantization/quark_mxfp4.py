@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quark's MXFP4 export of Muse Spark: packed E2M1 weights of the routed experts, one E8M0 scale per 32 columns.
+
+Claims a checkpoint only when its method is `quark` and its model is Muse Spark, so every other Quark checkpoint
+keeps vLLM's own handling. Experts run W4A16: the activation part of the section is not used.
+"""
+
+import re
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+
+NAME = "muse_quark_mxfp4"
+GROUP = 32
+MODEL_TYPES = ("muse_spark", "muse_spark_text")
+WEIGHT = {"dtype": "fp4", "qscheme": "per_group", "group_size": GROUP, "scale_format": "e8m0", "is_dynamic": False}
+
+
+class QuarkMxfp4Config(QuantizationConfig):
+    """What the `quantization_config` of a checkpoint says about its modules.
+
+    Args:
+        exclude: module names (with all below them) or `re:` patterns that are not quantised.
+    """
+
+    def __init__(self, exclude: list[str]) -> None:
+        super().__init__()
+        self.exclude = exclude
+        self._patterns = [re.compile(entry[3:]) for entry in exclude if entry.startswith("re:")]
+        self._names = {entry for entry in exclude if not entry.startswith("re:")}
+
+    def get_name(self) -> str:
+        return NAME
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return -1
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def override_quantization_method(cls, hf_quant_cfg, user_quant, hf_config=None) -> str | None:
+        """NAME for a Quark checkpoint of Muse Spark, else None."""
+        is_quark = bool(hf_quant_cfg) and str(hf_quant_cfg.get("quant_method", "")).lower() == "quark"
+        return NAME if is_quark and getattr(hf_config, "model_type", None) in MODEL_TYPES else None
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "QuarkMxfp4Config":
+        """From the section. Raises ValueError naming the first entry that is not plain MXFP4."""
+        for entry in ("layer_quant_config", "layer_type_quant_config"):
+            if config.get(entry):
+                raise ValueError(
+                    f"quantization_config.{entry}: schemes of single layers are not supported for Muse Spark"
+                )
+        weight = (config.get("global_quant_config") or {}).get("weight") or {}
+        for field, wanted in WEIGHT.items():
+            if weight.get(field) != wanted:
+                raise ValueError(
+                    f"quantization_config.global_quant_config.weight.{field} is {weight.get(field)!r}, only {wanted!r} "
+                    "(MXFP4) is supported for Muse Spark"
+                )
+        export = config.get("export") or {}
+        if export.get("weight_format", "real_quantized") != "real_quantized":
+            raise ValueError(
+                f"quantization_config.export.weight_format is {export['weight_format']!r}; take the packed export "
+                "('real_quantized')"
+            )
+        if export.get("kv_cache_group"):
+            raise ValueError("quantization_config.export.kv_cache_group: a quantised KV cache is not supported")
+        return cls(list(config.get("exclude") or []))
+
+    def is_excluded(self, module: str) -> bool:
+        """Whether `module` (the checkpoint's name, without `.weight`) stays unquantised."""
+        parts = module.split(".")
+        parents = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+        return bool(parents & self._names) or any(pattern.match(module) for pattern in self._patterns)
+
+    def experts_quantized(self, module: str, experts: int) -> bool:
+        """Whether the experts below `module` are packed: all or none.
+
+        Raises:
+            ValueError: some matrices are excluded and some are not.
+        """
+        states = {
+            self.is_excluded(f"{module}.{expert}.{part}_proj")
+            for expert in range(experts)
+            for part in ("gate", "up", "down")
+        }
+        if len(states) != 1:
+            raise ValueError(f"quantization_config.exclude: names some matrices of {module} only; list all or none")
+        return not states.pop()
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """None: experts hold their own packed tensors, and nothing else may be quantised."""
+        return None
+
+
+def register() -> None:
+    """Make vLLM know the method. Idempotent."""
+    from vllm.model_executor.layers.quantization import register_quantization_config
+
+    register_quantization_config(NAME)(QuarkMxfp4Config)
