@@ -73,7 +73,7 @@ def export(project: Project, upstream: Upstream) -> list[str]:
             action="rebuild it with `trees --force`; to remove overlay files, remove them from overlay/",
             code=Exit.REFUSED,
         )
-    before = (folder / "series").read_text(encoding="utf-8")
+    before = stack.read_series_text(project, upstream.name)
     series = series_text(before, [p.name for p in patches])
     result = _stack_of(upstream.name, patches, series, overlay)
     on_disk = stack.digests(project, upstream.name)
@@ -130,13 +130,24 @@ def _canonical(project: Project, upstream: Upstream, stamp: worktree.Stamp, resu
 def refuse_unfinished(tree: Path) -> None:
     """Refuse a tree that is mid-operation or has uncommitted changes."""
     if running := worktree.operation_running(tree):
+        ends = "git bisect reset" if running == "bisect" else f"git {running.split()[0]} --continue / --abort"
         raise ToolError(
             f"a {running} is under way in the tree",
             where=str(tree),
-            action=f"finish or abort it (git {running.split()[0]} --continue / --abort), then export",
+            action=f"finish or abort it ({ends}), then export",
             code=Exit.REFUSED,
         )
-    status = git.run(tree, "status", "--porcelain", "-z").split(b"\0")[0]
+    try:
+        git.run(tree, "symbolic-ref", "--quiet", "HEAD")
+    except git.GitError as exc:
+        raise ToolError(
+            "the tree is on no branch",
+            where=str(tree),
+            action="go back with `git switch main`, or take the branch to these commits with `git switch -C main`, "
+            "then export",
+            code=Exit.REFUSED,
+        ) from exc
+    status = git.run(tree, "status", "--porcelain", "--untracked-files=normal", "-z").split(b"\0")[0]
     if status:
         raise ToolError(
             f"uncommitted changes in the tree, the first is {status[3:].decode('utf-8', 'replace')!r}",

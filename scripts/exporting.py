@@ -16,9 +16,9 @@ from scripts.applying import AUTHOR
 from scripts.errors import Exit, ToolError
 from scripts.header import Header, from_message, slug
 from scripts.paths import quote
-from scripts.stack import NAME_RULE, OverlayFile, check_path, render_patch
+from scripts.stack import NAME_RULE, OverlayFile, check_path, leftover, render_patch
 
-_FORMAT = "%H%x00%P%x00%an <%ae>%x00%ad%x00%B%x01"
+_FORMAT = "%H%x00%P%x00%an <%ae>%x00%ad%x00%B"  # with -z: messages cannot hold a NUL
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,18 @@ class Exported:
 
 def commits_between(tree: Path, base: str) -> list[tuple[str, str, str, str]]:
     """(id, author, date, message) of every commit after `base`, oldest first. Merges are refused."""
-    log = git.run(tree, "log", "--reverse", "--date=short", f"--format={_FORMAT}", f"{base}..HEAD")
+    log = git.run(tree, "log", "-z", "--reverse", "--date=short", f"--format={_FORMAT}", f"{base}..HEAD")
     found = []
-    for record in log.decode("utf-8", "replace").split("\x01"):
-        if record.strip("\n"):
-            name, parent, author, date, message = record.strip("\n").split("\0")
-            if " " in parent:
-                raise ToolError(
-                    f"commit {name[:12]} is a merge; a stack is a line of commits",
-                    where=str(tree),
-                    action="rebase the tree onto its base and export again",
-                    code=Exit.REFUSED,
-                )
-            found.append((name, author, date, message))
+    words = iter(log.decode("utf-8", "replace").split("\0")[:-1])
+    for name, parent, author, date, message in zip(words, words, words, words, words, strict=True):
+        if " " in parent:
+            raise ToolError(
+                f"commit {name[:12]} is a merge; a stack is a line of commits",
+                where=str(tree),
+                action="rebase the tree onto its base and export again",
+                code=Exit.REFUSED,
+            )
+        found.append((name, author, date, message))
     return found
 
 
@@ -129,6 +128,13 @@ def read_overlay(tree: Path, base: str) -> list[OverlayFile]:
             if mode == "160000":
                 raise ToolError(
                     f"{quote(path)} is a submodule", where=str(tree), action="add its files, or take it out"
+                )
+            if leftover(path):
+                raise ToolError(
+                    f"{quote(path)} has the name of a leftover of Python or an editor, which the overlay leaves out",
+                    where=str(tree),
+                    action="take it out of its commit, or give it another name, then export",
+                    code=Exit.REFUSED,
                 )
             data = objects.read(name)
             check_path(path, mode, data, where=str(tree))

@@ -215,7 +215,7 @@ def finish(project: Project, lock: Lock, before: Upstream, loaded: Stack, sessio
     old = {patch.name: patch.data for patch in loaded.patches}
     patches = _in_order(exporting.read_patches(tree, stamp.base, old), loaded)
     series_path = project.patches(before.name) / "series"
-    series = series_text(series_path.read_text(encoding="utf-8"), [p.name for p in patches]).encode()
+    series = series_text(stack.read_series_text(project, before.name), [p.name for p in patches]).encode()
     after = _locked(project, session.after, loaded, patches, series)
     with Transaction(project) as change:
         for patch in patches:

@@ -90,17 +90,36 @@ def render_patch(header: Header, changes: list[diff.FileDiff]) -> bytes:
     return ("\n".join(header.lines()) + "\n\n").encode() + diff.render(changes)
 
 
-def read_series(project: Project, upstream: str) -> tuple[str, ...]:
-    """Names in the order of `patches/<upstream>/series`; blank lines and # comments are skipped."""
+def read_series_text(project: Project, upstream: str) -> str:
+    """The text of `patches/<upstream>/series`. Raises ToolError when it is missing, no UTF-8 or has CRLF line ends."""
     path = project.patches(upstream) / "series"
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise ToolError(
             f"no series for `{upstream}`", where=str(path), action="restore the file, or create it empty"
         ) from None
+    except UnicodeDecodeError as exc:
+        line = exc.object[: exc.start].count(b"\n") + 1
+        raise ToolError(
+            f"the series of `{upstream}` is no UTF-8: byte {exc.object[exc.start]:#04x}",
+            where=f"{path}:{line}",
+            action="restore the file as committed, or correct the line",
+        ) from exc
+    if "\r\n" in text:
+        raise ToolError(
+            f"the series of `{upstream}` has CRLF line ends",
+            where=str(path),
+            action="restore the file as committed (check core.autocrlf and .gitattributes)",
+        )
+    return text
+
+
+def read_series(project: Project, upstream: str) -> tuple[str, ...]:
+    """Names in the order of `patches/<upstream>/series`; blank lines and # comments are skipped."""
+    path = project.patches(upstream) / "series"
     names: list[str] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_series_text(project, upstream).split("\n"), 1):
         word = line.partition("#")[0].strip()
         if not word:
             continue
@@ -117,6 +136,12 @@ def read_series(project: Project, upstream: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def leftover(path: bytes) -> bool:
+    """Whether `path` has a name that Python and editors give to leftovers, which an overlay leaves out."""
+    *folders, name = os.fsdecode(path).split("/")
+    return bool(_IGNORED_FOLDERS.intersection(folders)) or name.endswith(_IGNORED_ENDINGS)
+
+
 def read_overlay(folder: Path) -> list[OverlayFile]:
     """Files and links under `folder`, ascending by path. Raises ToolError for special files and bad names."""
     found: list[OverlayFile] = []
@@ -126,10 +151,10 @@ def read_overlay(folder: Path) -> list[OverlayFile]:
         links = [d for d in kept if os.path.islink(os.path.join(base, d))]
         folders[:] = [d for d in kept if d not in links]
         for name in files + links:
-            if os.fsdecode(name).endswith(_IGNORED_ENDINGS):
-                continue
             full = os.path.join(base, name)
             path = os.path.relpath(full, root)
+            if leftover(path):
+                continue
             info = os.lstat(full)
             if stat.S_ISLNK(info.st_mode):
                 mode, data = "120000", os.readlink(full)

@@ -27,13 +27,21 @@ def swap_in(new: Path, final: Path) -> None:
         os.rename(new, final)
         return
     if _exchange(new, final):
-        shutil.rmtree(new)
+        _discard(new)
         return
     aside = final.with_name(f".old-{final.name}")
-    shutil.rmtree(aside, ignore_errors=True)
+    _discard(aside)
     os.rename(final, aside)
     os.rename(new, final)
-    shutil.rmtree(aside)
+    _discard(aside)
+
+
+def _discard(path: Path) -> None:
+    """Remove a folder, or the file or link that stood where a folder belongs."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def recover(final: Path) -> None:

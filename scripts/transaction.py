@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from scripts.errors import Exit, ToolError
 from scripts.locking import exclusive
 from scripts.paths import Project
 
@@ -52,9 +53,27 @@ class Transaction:
     def _relative(self, path: Path) -> str:
         return os.path.relpath(path, self._root)
 
+    def _refuse_obstacles(self) -> None:
+        """Refuse before the commit what could not be carried out after it: files in the way of folders and back."""
+        leaving = {self._root / str(step["path"]) for step in self._steps if step["staged"] is None}
+        for step in self._steps:
+            if step["staged"] is None:
+                continue
+            target = self._root / str(step["path"])
+            above = [p for p in target.parents if self._root in p.parents and not p.is_dir() and os.path.lexists(p)]
+            inside = [p for p in target.rglob("*") if not p.is_dir() or p.is_symlink()] if _is_folder(target) else []
+            if found := [p for p in (*above, *inside) if p not in leaving]:
+                raise ToolError(
+                    f"`{step['path']}` cannot be written: {os.path.relpath(found[0], self._root)} is in its place",
+                    where=str(found[0]),
+                    action="move it out of the way and run the command again; nothing was changed",
+                    code=Exit.REFUSED,
+                )
+
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if kind is None and self._steps:
+                self._refuse_obstacles()
                 (self._stage / _MANIFEST).write_text(json.dumps(self._steps), encoding="utf-8")
                 _sync(self._stage)
                 with exclusive(self._folder / "lock"):
@@ -80,19 +99,27 @@ def recover_root(root: Path, folder: Path) -> None:
 
 
 def _carry_out(root: Path, pending: Path) -> None:
-    for step in json.loads((pending / _MANIFEST).read_text(encoding="utf-8")):
+    # Removals first: a path may turn from a file into a folder of files, or back.
+    for step in sorted(json.loads((pending / _MANIFEST).read_text(encoding="utf-8")), key=lambda s: bool(s["staged"])):
         target = root / step["path"]
         if step["staged"] is None:
-            target.unlink(missing_ok=True)
-            _prune(target.parent, root)
+            if os.path.lexists(target) and not _is_folder(target):  # else a run before this one has replaced it
+                target.unlink()
+                _prune(target.parent, root)
             continue
         staged = pending / step["staged"]
         if os.path.lexists(staged):  # else a run before this one has moved it
             target.parent.mkdir(parents=True, exist_ok=True)
+            if _is_folder(target):
+                shutil.rmtree(target)  # empty folders only, see _refuse_obstacles
             os.replace(staged, target)
     # The manifest goes first: without it the rest is litter, with it the work would be done again.
     (pending / _MANIFEST).unlink()
     shutil.rmtree(pending)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _prune(folder: Path, root: Path) -> None:

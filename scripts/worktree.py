@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from scripts.writing import write_commits
 
 BRANCH = "refs/heads/main"
 _STAMP = "frontier.json"
+_ID = re.compile(r"[0-9a-f]{40}")
 # Above every .gitattributes of upstream: files are bytes, checked out and committed as they are.
 _ATTRIBUTES = "* -text -ident -filter !working-tree-encoding !eol\n"
 
@@ -67,7 +69,8 @@ def read_stamp(tree: Path) -> Stamp | None:
     """The stamp of a built tree, None when there is no whole one."""
     try:
         values = json.loads((tree / ".git" / _STAMP).read_text(encoding="utf-8"))
-        return Stamp(**values)
+        stamp = Stamp(**values)
+        return stamp if all(map(_ID.fullmatch, (stamp.base, stamp.head, stamp.tree))) else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -88,6 +91,7 @@ def operation_running(tree: Path) -> str | None:
         "MERGE_HEAD": "merge",
         "CHERRY_PICK_HEAD": "cherry-pick",
         "REVERT_HEAD": "revert",
+        "BISECT_LOG": "bisect",
     }
     return next((what for name, what in inside.items() if (tree / ".git" / name).exists()), None)
 
@@ -99,7 +103,9 @@ def unexported(tree: Path, stamp: Stamp | None) -> str | None:
     if running := operation_running(tree):
         return f"a {running} is under way"
     try:
-        status = git.run(tree, "status", "--porcelain=v2", "--branch", "--no-renames", "-z").split(b"\0")
+        words = ("status", "--porcelain=v2", "--branch", "--no-renames", "--untracked-files=normal", "-z")
+        status = git.run(tree, *words).split(b"\0")
+        beside = elsewhere(tree, stamp.head)
     except git.GitError as exc:
         return f"git cannot read it ({exc.stderr})"
     changed = next((record for record in status if record[:1] in b"12u?" and record), None)
@@ -108,7 +114,17 @@ def unexported(tree: Path, stamp: Stamp | None) -> str | None:
         return f"uncommitted changes, the first is {path.decode('utf-8', 'replace')!r}"
     if b"# branch.oid " + stamp.head.encode() not in status:
         return "commits that were not exported"
-    return None
+    return beside
+
+
+def elsewhere(tree: Path, head: str) -> str | None:
+    """Commits that only a stash, another branch or a tag of `tree` holds: a rebuild starts without them."""
+    lost = git.text(tree, "rev-list", "--max-count=1", "--exclude=refs/frontier/*", "--all", "--not", head)
+    if not lost:
+        return None
+    refs = git.text(tree, "for-each-ref", "--format=%(refname)", "--contains", lost).split("\n")
+    found = [ref for ref in refs if not ref.startswith("refs/frontier/")]
+    return "a stash" if "refs/stash" in found else f"commits that only {found[0]} holds"
 
 
 def build(
@@ -133,7 +149,8 @@ def build(
             raise ToolError(
                 f"the tree of `{upstream.name}` holds work that a rebuild would lose: {lost}",
                 where=str(final),
-                action="commit it and run `python -m scripts export`, or discard it with `trees --force`",
+                action="bring it to the branch, commit it and run `python -m scripts export`, or discard it with "
+                "`trees --force`",
                 code=Exit.REFUSED,
             )
     commits = compute(cached, stack, str(project.root))

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that lies in a tree or beside it is kept: a rebuild refuses to drop it, export writes all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gates.build.demo import Demo, Tool, git, weakened, write
+
+
+def stash(demo: Demo) -> None:
+    write(demo.tree / "b.txt", b"my work\n")
+    git(demo.tree, "stash", "-q")
+
+
+def other_branch(demo: Demo) -> None:
+    git(demo.tree, "checkout", "-q", "-b", "wip")
+    demo.change(demo.edit("b.txt", b"two\n", b"2\n"), "Wip")
+    git(demo.tree, "checkout", "-q", "main")
+
+
+def tag(demo: Demo) -> None:
+    other_branch(demo)
+    git(demo.tree, "tag", "keep", "wip")
+    git(demo.tree, "branch", "-q", "-D", "wip")
+
+
+def hidden_file(demo: Demo) -> None:
+    git(demo.tree, "config", "status.showUntrackedFiles", "no")
+    write(demo.tree / "precious.txt", b"x\n")
+
+
+WORK: dict[str, tuple[Callable[[Demo], None], str]] = {
+    "stash": (stash, "a stash"),
+    "branch": (other_branch, "only refs/heads/wip holds"),
+    "tag": (tag, "only refs/tags/keep holds"),
+    "hidden untracked file": (hidden_file, "'precious.txt'"),
+}
+
+
+def rebuild_refuses(demo: Demo, tool: Tool, work: str) -> None:
+    make, message = WORK[work]
+    make(demo)
+    write(demo.overlay / "own/next.txt", b"x\n")
+    error = tool.refused(demo, "trees", code=6)
+    assert message in error, error
+    assert not (demo.tree / "own/next.txt").exists()
+
+
+@pytest.mark.parametrize("work", list(WORK))
+def test_rebuild_keeps_work(work: str, demo: Demo, tool: Tool) -> None:
+    rebuild_refuses(demo, tool, work)
+    tool.ok(demo, "trees", "--force")
+    assert (demo.tree / "own/next.txt").exists()
+
+
+@pytest.mark.parametrize("work", ["stash", "branch", "tag"])
+def test_control_a_rebuild_that_looks_at_its_branch_alone(work: str, demo: Demo, tmp_path: Path) -> None:
+    weak = weakened(tmp_path / "weak", ("worktree.py", "    return beside\n", "    return None\n"))
+    with pytest.raises(AssertionError):
+        rebuild_refuses(demo, weak, work)
+
+
+def test_branches_that_hold_nothing_more_are_no_work(demo: Demo, tool: Tool) -> None:
+    git(demo.tree, "branch", "older", "HEAD~1")
+    write(demo.overlay / "own/next.txt", b"x\n")
+    assert "rebuilt" in tool.ok(demo, "trees")
+
+
+@pytest.mark.parametrize(("step", "message"), [("detach", "on no branch"), ("bisect", "a bisect is under way")])
+def test_export_off_the_branch_changes_nothing(step: str, message: str, demo: Demo, tool: Tool) -> None:
+    if step == "detach":
+        git(demo.tree, "checkout", "-q", "--detach")
+        demo.change(demo.edit("b.txt", b"two\n", b"2\n"), "Detached")
+    else:
+        git(demo.tree, "bisect", "start")
+    before = demo.snapshot()
+    assert message in tool.refused(demo, "export", code=6)
+    assert demo.snapshot() == before
+
+
+@pytest.mark.parametrize("turn", ["file into folder", "folder into file"])
+def test_overlay_file_and_folder_of_one_name(turn: str, demo: Demo, tool: Tool) -> None:
+    first, second = (
+        ("own/thing", "own/thing/sub.txt") if turn == "file into folder" else ("own/thing/sub.txt", "own/thing")
+    )
+    demo.change({first: b"one\n"}, "First")
+    tool.ok(demo, "export")
+    (demo.tree / first).unlink()
+    shutil.rmtree(demo.tree / "own/thing", ignore_errors=True)
+    demo.change({second: b"two\n"}, "Second")
+    tool.ok(demo, "export")
+    assert (demo.overlay / second).read_bytes() == b"two\n"
+    assert "unchanged" in tool.ok(demo, "trees")
+    tool.ok(demo, "lock")
+    tool.ok(demo, "verify")
+
+
+def test_overlay_turn_survives_a_kill_between_any_two_steps(demo: Demo, tool: Tool, tmp_path: Path) -> None:
+    demo.change({"own/thing": b"one\n"}, "First")
+    tool.ok(demo, "export")
+    (demo.tree / "own/thing").unlink()
+    demo.change({"own/thing/sub.txt": b"two\n", "own/thing/last.txt": b"three\n"}, "Second")
+    place = "            os.replace(staged, target)\n"
+    dying = weakened(tmp_path / "dying", ("transaction.py", place, place + "            os.kill(os.getpid(), 9)\n"))
+    assert dying.run(demo, "export").code == -9
+    tool.ok(demo, "status")
+    assert sorted(os.listdir(demo.overlay / "own/thing")) == ["last.txt", "sub.txt"]
+
+
+def test_leftover_in_the_place_of_a_file(demo: Demo, tool: Tool) -> None:
+    """What the overlay leaves out may still stand in the way; then nothing is begun."""
+    demo.change({"own/thing": b"one\n"}, "First")
+    write(demo.overlay / "own/thing/__pycache__/x.pyc", b"x")
+    before = demo.snapshot()
+    error = tool.refused(demo, "export", code=6)
+    assert "overlay/demo/own/thing/__pycache__/x.pyc is in its place" in error
+    assert demo.snapshot() == before
+    tool.ok(demo, "status")
+
+
+@pytest.mark.parametrize("name", ["own/__pycache__/x.txt", "own/y.swp", "own/notes~"])
+def test_names_the_overlay_leaves_out_are_not_exported(name: str, demo: Demo, tool: Tool) -> None:
+    """Written to overlay/, the next `trees` would drop them without a word."""
+    demo.change({name: b"x\n"}, "Odd name")
+    before = demo.snapshot()
+    assert name in tool.refused(demo, "export", code=6)
+    assert demo.snapshot() == before
+
+
+def test_control_character_in_a_message(demo: Demo, tool: Tool) -> None:
+    demo.change(demo.edit("b.txt", b"two\n", b"2\n"), "Bell \x01 rings", "bell")
+    tool.ok(demo, "export")
+    assert b"Subject: Bell \x01 rings\n" in (demo.patches / "bell.patch").read_bytes()
+    assert "unchanged" in tool.ok(demo, "trees")
+
+
+@pytest.mark.parametrize("stamp", ["[]", '{"inputs": 1, "base": "--help", "head": 3, "tree": []}'])
+def test_damaged_record_of_a_tree(stamp: str, demo: Demo, tool: Tool) -> None:
+    write(demo.tree / ".git/frontier.json", stamp.encode())
+    assert "record is damaged" in tool.refused(demo, "trees", code=6)
+    tool.refused(demo, "export", code=6)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_forced_rebuild_replaces_what_is_no_folder(kind: str, demo: Demo, tool: Tool) -> None:
+    shutil.move(demo.tree, demo.folder / "elsewhere")
+    if kind == "file":
+        demo.tree.write_text("x")
+    else:
+        demo.tree.symlink_to(demo.folder / "elsewhere")
+    tool.ok(demo, "trees", "--force")
+    if kind == "file":
+        tool.ok(demo, "verify")
+    assert (demo.folder / "elsewhere/.git").exists()
