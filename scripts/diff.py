@@ -10,7 +10,7 @@ from scripts.git import blob_id
 from scripts.paths import quote, unquote
 
 NULL_ID = "0" * 40
-_HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)$")
+_HUNK = re.compile(rb"^@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@(.*)$")
 _INDEX = re.compile(rb"^index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (\d{6}))?$")
 _NO_NEWLINE = b"\\ No newline at end of file"
 

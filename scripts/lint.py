@@ -7,7 +7,7 @@ import argparse
 
 from scripts import cache, git, lint_rules, lockfile, stack
 from scripts.console import data, error
-from scripts.errors import Exit, ToolError
+from scripts.errors import Exit
 from scripts.lockfile import Upstream
 from scripts.paths import Project
 
@@ -19,12 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def subject(project: Project, upstream: Upstream) -> lint_rules.Subject:
     """What the rules look at; the base only when it is cached, lint never fetches."""
     folder = project.patches(upstream.name)
-    try:
-        series = (folder / "series").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ToolError(
-            f"no series for `{upstream.name}`", where=str(folder), action="create it, empty if need be"
-        ) from None
+    series = stack.read_series_text(project, upstream.name)
     files = {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if p.is_file() and p.name != "series"}
     cached = cache.base_path(project, upstream)
     base = git.ls_tree(cached, cache.BASE_REF) if cached.exists() else None

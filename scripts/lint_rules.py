@@ -269,7 +269,10 @@ def guard_problem(root: Path, node: str) -> str | None:
         return "is not gates/.../file.py::test"
     if unsafe(file.encode()) or not (root / file).is_file():
         return "the file does not exist"
-    scope: list[ast.stmt] = ast.parse((root / file).read_text(encoding="utf-8")).body
+    try:
+        scope: list[ast.stmt] = ast.parse((root / file).read_text(encoding="utf-8")).body
+    except (SyntaxError, ValueError) as exc:
+        return f"the file is no Python: {exc}"
     for name in names:
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         found = next((n for n in scope if isinstance(n, kinds) and n.name == name), None)

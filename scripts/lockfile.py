@@ -14,8 +14,8 @@ import tomlkit
 import tomlkit.exceptions
 from tomlkit.items import Table
 
-from scripts.errors import ToolError
-from scripts.paths import Project
+from scripts.errors import Exit, ToolError
+from scripts.paths import SOURCE_VARIABLE, Project
 
 FORMAT = 1
 KINDS = ("git", "sdist")
@@ -92,17 +92,24 @@ def load(project: Project) -> Lock:
         document = tomlkit.parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ToolError("no lock", where=str(path), action="restore upstream.lock from version control") from None
-    except (tomlkit.exceptions.ParseError, UnicodeDecodeError) as exc:
+    except (tomlkit.exceptions.TOMLKitError, UnicodeDecodeError, RecursionError) as exc:
         raise ToolError(
             f"the lock is no TOML: {exc}", where=str(path), action="restore it from version control"
         ) from exc
     plain: dict[str, Any] = document.unwrap()
-    if plain.get("format") != FORMAT:
+    if type(plain.get("format")) is not int or plain["format"] != FORMAT:
         raise _bad(path, "format", f"must be {FORMAT}")
     tables = plain.get("upstream")
     if not isinstance(tables, dict) or not tables:
         raise _bad(path, "upstream", "must hold at least one table")
     upstreams = {name: _upstream(path, name, table) for name, table in tables.items()}
+    if unknown := sorted(set(project.sources) - set(upstreams)):
+        raise ToolError(
+            f"a source is given for `{unknown[0]}`, which is no upstream",
+            where=f"--source or {SOURCE_VARIABLE}*",
+            action=f"use one of: {', '.join(upstreams)}",
+            code=Exit.USAGE,
+        )
     return Lock(path, upstreams, _string(path, plain, "lock-hash", "lock-hash"))
 
 
@@ -125,7 +132,7 @@ def _string(path: Path, table: dict[str, Any], key: str, shown: str, length: int
     value = table.get(key, "")
     if not isinstance(value, str):
         raise _bad(path, shown, "must be a string")
-    if length and not _HEX[length].match(value):
+    if length and not _HEX[length].fullmatch(value):
         raise _bad(path, shown, f"must be {length} hex digits, is {value[:80]!r}")
     return value
 

@@ -118,6 +118,18 @@ def test_wrong_local_source_is_named_even_when_cached(bare: Demo, tool: Tool) ->
     tool.ok(bare, "fetch")
 
 
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_source_for_what_is_no_upstream(how: str, bare: Demo, tool: Tool) -> None:
+    """A misspelt name must not leave the public source in use without a word."""
+    words = ["--source", f"dmeo={bare.upstream}"] if how == "option" else []
+    if how == "variable":
+        bare.env["VLLM_GAUDI_FRONTIER_SOURCE_DMEO"] = str(bare.upstream)
+    error = tool.refused(bare, "fetch", *words, code=2)
+    assert "`dmeo`, which is no upstream" in error
+    assert "use one of: demo" in error
+    assert not bare.cache.exists()
+
+
 @pytest.mark.parametrize("address", ["/nonexistent/repository", "https://localhost:1/x", "file:///nonexistent"])
 def test_unreachable_git_source(bare: Demo, tool: Tool, address: str) -> None:
     lock = bare.root / "upstream.lock"

@@ -125,6 +125,13 @@ def test_guard_names(tmp_path: Path, node: str, problem: str) -> None:
     assert lint_rules.guard_problem(tmp_path, node) == problem
 
 
+@pytest.mark.parametrize("text", [b"def (:\n", b"\xe9\n", b"\0\n"])
+def test_guard_in_a_file_that_is_no_python(tmp_path: Path, text: bytes) -> None:
+    write(tmp_path / "gates/test_a.py", text)
+    problem = lint_rules.guard_problem(tmp_path, "gates/test_a.py::test_hook")
+    assert (problem or "").startswith("the file is no Python: ")
+
+
 def test_lint_reports_all_findings_at_once(demo: Demo, tool: Tool) -> None:
     tool.ok(demo, "lint")
     write(demo.patches / "stray.patch", b"not a patch\n")

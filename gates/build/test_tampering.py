@@ -179,6 +179,9 @@ def test_lock_check_compares_only(demo: Demo, tool: Tool) -> None:
         ('address = "', 'address = ""#', "upstream.demo.address"),
         ("[upstream.demo]", "[upstream.demo", "no TOML"),
         ("format = 1", "format = 1\nbad = \xff", "no TOML"),
+        ("format = 1", "format = 1\nbad = " + "[" * 5000, "no TOML"),
+        ("format = 1", "format = true", "`format`"),
+        ('"\ndigest = "', '\\n"\ndigest = "', "upstream.demo.patched-tree"),
     ],
 )
 def test_malformed_lock_names_the_key(demo: Demo, tool: Tool, old: str, new: str, message: str) -> None:
@@ -191,3 +194,29 @@ def test_commit_in_the_tree_is_not_the_locked_tree(demo: Demo, tool: Tool) -> No
     demo.change(demo.edit("b.txt", b"two\n", b"2\n"), "Not exported")
     assert "locked is" in tool.refused(demo, "verify", code=1)
     assert git(demo.tree, "log", "-1", "--format=%s") == "Not exported", "verify changes nothing"
+
+
+@pytest.mark.parametrize("verb", ["trees", "lint", "verify", "export"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:3] + bytes([text[3] ^ 0x80]) + text[4:], "is no UTF-8"),
+        (lambda text: text.replace(b"\n", b"\r\n"), "has CRLF line ends"),
+    ],
+)
+def test_series_that_is_no_text(
+    damage: Callable[[bytes], bytes], message: str, verb: str, demo: Demo, tool: Tool
+) -> None:
+    path = demo.patches / "series"
+    path.write_bytes(damage(path.read_bytes()))
+    before = demo.snapshot()
+    error = tool.refused(demo, verb, code=1 if verb == "verify" else 3)
+    assert f"the series of `demo` {message}" in error
+    assert demo.snapshot() == before
+
+
+@pytest.mark.parametrize("verb", ["trees", "lint", "verify"])
+def test_number_of_thousands_of_digits(verb: str, demo: Demo, tool: Tool) -> None:
+    path = demo.patches / "five.patch"
+    path.write_bytes(path.read_bytes().replace(b"@@ -5,0 ", b"@@ -" + b"9" * 5000 + b",0 "))
+    assert "malformed hunk line" in tool.refused(demo, verb, code=3 if verb == "trees" else 1)
