@@ -78,6 +78,31 @@ def test_seed_does_not_depend_on_the_batch(make_engine, asynchronous: bool) -> N
     assert chunked.tracks["r0"].got == whole.tracks["r0"].got
 
 
+def test_a_new_request_at_the_address_of_a_finished_one_gets_its_own_settings(make_engine) -> None:
+    """Python gives a new object the address of a freed one; its settings must not come with it."""
+    from types import SimpleNamespace
+
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor
+
+    from vllm_gaudi.runtime.sampling_rows import _Processors
+    runner = make_engine(False, 64).runner
+    processors = _Processors(runner, 4)
+    (bias,) = (p for p in processors.processors.all if isinstance(p, LogitBiasLogitsProcessor))
+    parameters = [SamplingParams(logit_bias={token: 100.0}) for token in (5, 6)]
+
+    def request(which: int) -> SimpleNamespace:
+        return SimpleNamespace(sampling_params=parameters[which], prompt_token_ids=[1], output_token_ids=[])
+
+    for i in range(200):
+        state = request(i % 2)
+        processors.select([state], 1)
+        assert bias.biases == {0: {5 + i % 2: 100.0}}
+        del state
+        between = request(0)  # one that needs no processor, so the next object gets the addresses of `state`
+        del between
+
+
 def test_reordered_batch_is_noticed(make_engine) -> None:
     from types import SimpleNamespace
 

@@ -44,21 +44,25 @@ class _Processors:
         self.capacity = capacity
         self.custom = bool(custom)
         self.processors = build_logitsprocs(config, runner.device, runner.pin_memory, False, custom)
-        self._rows: tuple = ()
+        self._size = 0
+        self._histories: list[list[int]] = []
 
     def select(self, states: list[Any], size: int) -> None:
         """Make row i the i-th of `states` in a call of `size` rows (the rest is padding)."""
         from vllm.v1.sample.logits_processor import BatchUpdate
-        # The history list is part of the identity: a processor holds it, and a resumed request gets a new one.
-        rows = (size, *((id(s), id(s.output_token_ids)) for s in states))
+        # A request is told by its history list: a processor holds it, and a resumed request gets a new one. The
+        # lists themselves are kept: by address, a new request could pass for a finished one and get its settings.
+        histories = [s.output_token_ids for s in states]
+        same = size == self._size and len(histories) == len(self._histories) and all(
+            new is old for new, old in zip(histories, self._histories, strict=True))
         update = None
-        if rows != self._rows:
-            removed = range(max(0, len(self._rows) - 1))
+        if not same:
+            removed = range(len(self._histories))
             added = [(i, s.sampling_params, s.prompt_token_ids, s.output_token_ids) for i, s in enumerate(states)]
             for processor in self.processors.all:
                 processor.update_state(BatchUpdate(batch_size=size, removed=list(removed), added=[], moved=[]))
             update = BatchUpdate(batch_size=size, removed=[], added=added, moved=[])
-            self._rows = rows
+            self._size, self._histories = size, histories
         for processor in self.processors.all:
             processor.update_state(update)
 
