@@ -35,6 +35,27 @@ def test_cuts_per_forward(forward_state, monkeypatch: pytest.MonkeyPatch, layers
     assert len(count) == LAYERS, "a prefill is cut after every layer"
 
 
+def test_layers_of_other_models_compile_once(forward_state) -> None:
+    """torch.compile traces the hook: state that changes from layer to layer would compile each anew, then give up."""
+    from torch._dynamo.testing import CompileCounter
+
+    from vllm_gaudi.runtime import layer_loop
+    counter = CompileCounter()
+    disabled, torch._dynamo.config.disable = torch._dynamo.config.disable, False
+    try:
+        layers = [torch.nn.Linear(3, 3) for _ in range(4)]
+        for layer in layers:
+            layer.register_forward_hook(lambda module, args, output: output if layer_loop.skip_cut() else output + 1)
+        forward_state.decode_layers_per_graph, forward_state.layer = 1, 0
+        compiled = [torch.compile(layer, backend=counter) for layer in layers]
+        for layer in 2 * compiled:
+            layer(torch.ones(2, 3))
+    finally:
+        torch._dynamo.config.disable = disabled
+        torch._dynamo.reset()
+    assert counter.frame_count == 1
+
+
 def test_other_models_are_cut_as_before(settings) -> None:
     from types import SimpleNamespace
 

@@ -18,11 +18,18 @@ from vllm_gaudi.runtime.forward_state import STATE
 
 
 def skip_cut() -> bool:
-    """Whether the graph goes on after the layer that just ended; counts the layer.
+    """Whether the graph goes on after the layer that just ended.
 
-    Only decode is affected. Hooks run while a graph is captured, so warm-up decides for every replay.
+    Only decode is affected. Hooks run while a graph is captured, so warm-up decides for every replay. Where every
+    layer is cut, nothing is counted: torch.compile traces the hook, and a changing number is a recompilation.
     """
+    if STATE.decode_layers_per_graph == 1:
+        return False
     STATE.layer += 1
+    return _inside_group()
+
+
+def _inside_group() -> bool:
     if STATE.is_prompt or STATE.decode_layers_per_graph == 1:
         return False
     return STATE.decode_layers_per_graph == 0 or STATE.layer % STATE.decode_layers_per_graph != 0
@@ -48,8 +55,8 @@ def bound_run_ahead(layer: int) -> None:
 def end_layer() -> None:
     """Graph cut and run-ahead bound after one decoder layer of a model that owns its layer loop."""
     import habana_frameworks.torch as htorch
-    skip = skip_cut()
-    if not skip:
+    STATE.layer += 1
+    if not _inside_group():
         htorch.core.mark_step()
     bound_run_ahead(STATE.layer - 1)
 
