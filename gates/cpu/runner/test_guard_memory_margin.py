@@ -41,6 +41,26 @@ def test_small_margin_is_refused(measure, settings) -> None:
     assert measure(_worker(0.99)) > 0
 
 
+def test_advice_passes_the_check(settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    import re
+
+    from vllm_gaudi.runtime import memory_margin
+    settings()
+    config = _worker(0.99).vllm_config
+    for needed in range(1, 90):
+        monkeypatch.setattr(memory_margin, "prefill_bytes", lambda _, needed=needed: needed * GIB / 100 + 3)
+        with pytest.raises(ValueError, match="at most") as refusal:
+            memory_margin.check(config, GIB, 1.0)
+        memory_margin.check(config, GIB, float(re.search(r"at most ([\d.]+)", str(refusal.value))[1]))
+
+
+def test_no_memory_left_is_refused_as_such(settings) -> None:
+    from vllm_gaudi.runtime import memory_margin
+    settings()
+    with pytest.raises(ValueError, match=r"leaves 0\.00 GiB"):
+        memory_margin.check(_worker(0.9).vllm_config, 0, 0.9)
+
+
 def test_estimate_follows_the_settings(settings) -> None:
     from vllm_gaudi.runtime.memory_margin import prefill_bytes
     config = _worker(0.9).vllm_config

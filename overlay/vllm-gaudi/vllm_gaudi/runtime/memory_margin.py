@@ -8,6 +8,7 @@ margin of a served configuration is found by measurement.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from vllm_gaudi.runtime import gates, settings
@@ -51,7 +52,8 @@ def check(vllm_config: Any, free: float, utilization: float) -> None:
     needed, margin = prefill_bytes(vllm_config), free * (1 - utilization)
     if margin >= needed:
         return
-    fitting = 1 - needed / free
+    # Rounded down: the advice must pass this very check.
+    fitting = math.floor((1 - needed / free) * 100) / 100 if free > 0 else 0.0
     advice = (f"set --gpu-memory-utilization to at most {fitting:.2f}" if fitting > 0.05 else
               "lower --max-num-batched-tokens or " + settings.variable("attention_workspace_bytes"))
     raise ValueError(f"--gpu-memory-utilization {utilization} leaves {margin / 2**30:.2f} GiB beside weights, KV cache "
