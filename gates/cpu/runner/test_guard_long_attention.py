@@ -174,3 +174,18 @@ def test_tiles_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
         flight.launched()
     # After launch n the host waits for launch n - 1: two tiles at most are unfinished when the next is launched.
     assert trace == [("record", 0), ("record", 1), ("wait", 0), ("record", 0), ("wait", 1), ("record", 1), ("wait", 0)]
+
+
+def test_prompts_of_one_call_share_the_budget(settings, forward_state) -> None:
+    from vllm_gaudi.extension import ops
+    settings(ATTENTION_WORKSPACE_BYTES=str(2**20))
+    forward_state.long_attention, forward_state.graphs = True, False
+    rows = {}
+    for batch in (1, 4):
+        kernel = _Kernel(attend=False)
+        query = torch.empty(batch, 512, 2, 8, device="meta")
+        bias = torch.empty(1, 1, 512, 512, device="meta")
+        ops.prompt_attention(impl="fsdpa_impl", query=query, key=query, value=query, scale=0.5, fsdpa_op=kernel,
+                             is_causal=True, attn_bias=bias, valid_seq_lengths=torch.tensor([512] * batch))
+        rows[batch] = kernel.rows[0]
+    assert rows == {1: 128, 4: 32}

@@ -103,7 +103,8 @@ def tiled_prompt(impl: str, args: dict[str, Any], attend: Callable[..., torch.Te
     queries, heads = query.size(1), query.size(2)
     compact = bias.size(-2) == 1 and queries > 1
     current = settings.current()
-    rows = tile_rows(heads, queries, keys, bias.element_size(), current.attention_workspace_bytes)
+    # Prompts of one call share its workspace.
+    rows = tile_rows(heads * query.size(0), queries, keys, bias.element_size(), current.attention_workspace_bytes)
     if rows == queries and not compact:
         return None
     # A tile is not a causal square: its bias says everything, and upstream must not slice keys by position.
