@@ -165,6 +165,18 @@ def test_bad_settings_are_refused_by_name(monkeypatch, name, value):
         BeamSettings.from_environment()
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("VLLM_BEAM_EXAKT", "EXACT"), ("vllm_beam_exact", "EXACT"), ("VLLM_BEAM_EXPERT_SLICE", "EXPERT_SLICES")],
+)
+def test_near_misses_are_refused_by_name(monkeypatch, name, meant):
+    monkeypatch.setenv("VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT", "0")  # the chat front end's
+    BeamSettings.from_environment()
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match=f"{name} is not a setting: did you mean VLLM_BEAM_{meant}"):
+        BeamSettings.from_environment()
+
+
 def test_settings_defaults(monkeypatch):
     for name in ("VLLM_BEAM_EXACT", "VLLM_BEAM_EXPERT_SLICES"):
         monkeypatch.delenv(name, raising=False)

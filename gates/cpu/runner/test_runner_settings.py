@@ -33,6 +33,24 @@ def test_near_miss_is_refused_and_foreign_names_are_not() -> None:
     settings.parse({settings.PREFIX + "SOMETHING_ELSE": "1"})
 
 
+@pytest.mark.parametrize("name", [
+    "VLLM_GAUDI_FRONTER_EXACT_WINDOW", "VLLM_GUADI_FRONTIER_EXACT_WINDOW", "vllm_gaudi_frontier_exact_window",
+    "VLLM_GAUDI_EXACT_WINDOW", "VLLM_EXACT_WINDOW"
+])
+def test_near_miss_of_the_prefix_is_refused(name: str) -> None:
+    with pytest.raises(settings.SettingError, match=f"{name} .*did you mean VLLM_GAUDI_FRONTIER_EXACT_WINDOW"):
+        settings.parse({name: "on"})
+
+
+def test_variables_of_vllm_and_its_plugin_are_no_near_misses() -> None:
+    from vllm import envs
+
+    from vllm_gaudi import envs as plugin
+    names = [*envs.environment_variables, *plugin.environment_variables]
+    assert len(names) > 100
+    settings.parse(dict.fromkeys(names, "1"))
+
+
 def test_every_setting_is_read() -> None:
     folder = Path(settings.__file__).parent
     code = "\n".join(p.read_text() for p in folder.glob("*.py") if p.name != "settings.py")

@@ -161,12 +161,24 @@ def parse(environ: dict[str, str]) -> Settings:
             values[setting.name.lower()] = setting.parse(text)
         except ValueError as error:
             raise SettingError(f"{setting.variable}={text!r} is not accepted: set it to {error}, or unset it") from None
-    # Other parts of the distribution have variables with the same prefix: only a near miss is certainly a mistake.
-    known = {s.variable for s in SETTINGS}
-    for name in sorted(v for v in environ if v.startswith(PREFIX) and v not in known):
-        if close := difflib.get_close_matches(name, known, 1, 0.9):
-            raise SettingError(f"{name} is not a setting: did you mean {close[0]}?")
+    for name in sorted(environ):
+        if meant := _meant(name):
+            raise SettingError(f"{name} is not a setting: did you mean {meant}?")
     return Settings(**values)
+
+
+def _meant(name: str) -> str | None:
+    """The setting that `name`, which is none, is a near miss of: misspelt, in lower case, or short of the prefix.
+
+    vLLM's own variables and those of other parts of the distribution are none of these.
+    """
+    known = {s.variable: s.name for s in SETTINGS}
+    upper = name.upper()
+    if name in known or not upper.startswith("VLLM_"):
+        return None
+    if close := difflib.get_close_matches(upper, known, 1, 0.9):
+        return close[0]
+    return next((v for v, short in known.items() if upper in (f"VLLM_{short}", f"VLLM_GAUDI_{short}")), None)
 
 
 @functools.cache

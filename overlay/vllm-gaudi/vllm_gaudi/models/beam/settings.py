@@ -9,6 +9,7 @@
 
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 def _whole(name: str, default: int, low: int, high: int) -> int:
@@ -20,7 +21,7 @@ def _whole(name: str, default: int, low: int, high: int) -> int:
 
 @dataclass(frozen=True)
 class BeamSettings:
-    """Parsed settings. Raises ValueError naming the variable when a value is out of range."""
+    """Parsed settings. Raises ValueError naming the variable when a value is out of range or a name is none."""
 
     exact: bool
     expert_slices: int
@@ -28,6 +29,10 @@ class BeamSettings:
     @classmethod
     def from_environment(cls) -> "BeamSettings":
         """Read the environment."""
+        known = ("VLLM_BEAM_EXACT", "VLLM_BEAM_EXPERT_SLICES")
+        for name in sorted(os.environ.keys() - known):
+            if name.upper().startswith("VLLM_") and (meant := get_close_matches(name.upper(), known, 1, 0.85)):
+                raise ValueError(f"{name} is not a setting: did you mean {meant[0]}?")
         return cls(
             exact=bool(_whole("VLLM_BEAM_EXACT", 0, 0, 1)),
             expert_slices=_whole("VLLM_BEAM_EXPERT_SLICES", 1, 1, 64),
