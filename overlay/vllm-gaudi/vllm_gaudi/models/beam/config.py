@@ -8,7 +8,7 @@ the server by name instead of giving a different model.
 
 from transformers import PretrainedConfig
 
-from vllm_gaudi.models.beam.config_checks import check_fields, refuse_unknown
+from vllm_gaudi.models.beam.config_checks import check_fields, check_numbers, is_positive, refuse_unknown, require
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -71,6 +71,7 @@ class BeamConfig(PretrainedConfig):
         kwargs.pop("absent_fields", None)
         if self.max_position_embeddings is None:
             self.max_position_embeddings = 8192
+        check_numbers(self)
         if self.layer_types is None:
             self.layer_types = self.published_layer_types()
         if self.mlp_layer_types is None:
@@ -93,20 +94,20 @@ class BeamConfig(PretrainedConfig):
         """The single RoPE of the sliding layers as {rope_type, rope_theta}."""
         if rope is None:
             return {"rope_type": "default", "rope_theta": 10000.0}
+        require(isinstance(rope, dict), f"rope_parameters must give rope_theta per layer type, found {rope!r}")
         if SLIDING in rope or FULL in rope:
-            if rope.get(FULL) is not None:
-                raise ValueError(
-                    f"config.json: rope_parameters.{FULL} is {rope[FULL]!r}, must be null (full layers have no RoPE)"
-                )
-            rope = rope.get(SLIDING)
-        if not isinstance(rope, dict) or "rope_theta" not in rope:
-            raise ValueError(f"config.json: rope_parameters.{SLIDING} must give rope_theta, found {rope!r}")
-        if rope.get("rope_type", "default") != "default":
-            raise ValueError(f"config.json: rope_type {rope['rope_type']!r} is not Beam's, only 'default' is")
+            others = sorted(set(rope) - {SLIDING, FULL})
+            require(not others, f"rope_parameters has entries {others} beside those of the layer types")
+            full, rope = rope.get(FULL), rope.get(SLIDING)
+            require(full is None, f"rope_parameters.{FULL} is {full!r}, must be null (full layers have no RoPE)")
+        at = f"rope_parameters.{SLIDING}"
+        require(isinstance(rope, dict) and "rope_theta" in rope, f"{at} must give rope_theta, found {rope!r}")
+        kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
+        require(kind == "default", f"rope_type {kind!r} is not Beam's, only 'default' is")
         extra = sorted(set(rope) - {"rope_type", "rope_theta"})
-        if extra:
-            raise ValueError(f"config.json: rope_parameters has unknown entries {extra}")
-        return {"rope_type": "default", "rope_theta": float(rope["rope_theta"])}
+        require(not extra, f"rope_parameters has unknown entries {extra}")
+        require(is_positive(theta), f"{at}.rope_theta must be a positive number, found {theta!r}")
+        return {"rope_type": "default", "rope_theta": float(theta)}
 
     def convert_rope_params_to_dict(self, **kwargs) -> dict:
         """Keep the flat form; the generic converter would add top-level keys."""

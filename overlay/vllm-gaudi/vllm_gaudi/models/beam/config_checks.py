@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a Beam config: every refusal names the field, its value and what is possible."""
 
+import math
+from typing import Any
+
 from transformers import GenerationConfig
 
 # Fields of other families that say the same as Beam's fixed architecture: accepted with this value only.
@@ -32,7 +35,7 @@ HARMLESS = {
     "router_aux_loss_coef",
     "torch_dtype",
 }
-POSITIVE = (
+WHOLE = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -47,9 +50,8 @@ POSITIVE = (
     "num_experts_per_tok",
     "n_group",
     "topk_group",
-    "rms_norm_eps",
-    "routed_scaling_factor",
 )
+REAL = ("rms_norm_eps", "routed_scaling_factor")
 FIXED = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -82,21 +84,35 @@ def refuse_unknown(fields: dict, synonyms: dict = SYNONYMS, model: str = "Beam")
     return kept
 
 
-def check_fields(config) -> None:
-    """Refuse values that are out of range or contradict each other. Raises ValueError."""
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with `message` unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"config.json: {message}")
 
-    def require(condition: bool, message: str) -> None:
-        if not condition:
-            raise ValueError(f"config.json: {message}")
 
-    for name in POSITIVE:
+def is_positive(value: Any) -> bool:
+    """Whether `value` is a finite number above 0; JSON may hold NaN, infinities and truth values."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def check_numbers(config) -> None:
+    """Refuse numbers that are none, out of range, or broken where only whole ones count. Raises ValueError."""
+    for name in WHOLE:
         value = getattr(config, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        require(number and value > 0, f"{name} must be a positive number, found {value!r}")
+        require(
+            is_positive(value) and isinstance(value, int), f"{name} must be a positive whole number, found {value!r}"
+        )
+    for name in REAL:
+        value = getattr(config, name)
+        require(is_positive(value), f"{name} must be a positive number, found {value!r}")
+    cap = config.final_logit_softcapping
+    require(cap is None or is_positive(cap), f"final_logit_softcapping must be positive or null, found {cap!r}")
+
+
+def check_fields(config) -> None:
+    """Refuse values that contradict each other; `check_numbers` has passed. Raises ValueError."""
     for name, fixed in FIXED.items():
         require(getattr(config, name) == fixed, f"{name} is {getattr(config, name)!r}, Beam has {fixed!r}")
-    cap = config.final_logit_softcapping
-    require(cap is None or cap > 0, f"final_logit_softcapping must be positive or null, found {cap!r}")
     require(
         config.num_attention_heads % config.num_key_value_heads == 0,
         f"num_attention_heads {config.num_attention_heads} is no multiple of "
@@ -115,18 +131,19 @@ def check_fields(config) -> None:
         config.num_experts_per_tok <= reachable,
         f"num_experts_per_tok {config.num_experts_per_tok} exceeds the {reachable} experts of the kept groups",
     )
-    _check_layers(config, require)
+    _check_layers(config)
 
 
-def _check_layers(config, require) -> None:
+def _check_layers(config) -> None:
     layers = config.num_hidden_layers
     for name, kinds in (
         ("layer_types", {"full_attention", "sliding_attention"}),
         ("mlp_layer_types", {"dense", "sparse"}),
     ):
         values = getattr(config, name)
+        require(isinstance(values, list | tuple), f"{name} must be a list with one entry a layer, found {values!r}")
         require(len(values) == layers, f"{name} has {len(values)} entries for {layers} layers")
-        unknown = sorted(set(values) - kinds)
+        unknown = sorted({v if isinstance(v, str) else repr(v) for v in values} - kinds)
         require(not unknown, f"{name} holds {unknown}, known are {sorted(kinds)}")
     wrong = [
         i for i, (a, b) in enumerate(zip(config.layer_types, config.published_layer_types(), strict=True)) if a != b
