@@ -156,8 +156,17 @@ def unpack(name: str, tensor: torch.Tensor, config: BeamConfig) -> Iterator[tupl
         yield name, tensor
         return
     suffixes = {"": "weight", ".weight": "weight", "_scale": "weight_scale", ".weight_scale": "weight_scale"}
-    if kind not in suffixes or tensor.dim() != 3 or tensor.shape[0] != config.num_experts:
-        raise BeamCheckpointError(f"{name}: shape {tuple(tensor.shape)} is no stack of {config.num_experts} experts")
+    if kind not in suffixes:
+        yield name, tensor  # unknown, and refused as such
+        return
+    inner, hidden = config.moe_intermediate_size, config.hidden_size
+    rows, columns = (2 * inner, hidden) if part == "gate_up" else (hidden, inner)
+    want = (config.num_experts, rows, columns if suffixes[kind] == "weight" else 1)
+    if tuple(tensor.shape) != want:
+        raise BeamCheckpointError(
+            f"{name}: shape {tuple(tensor.shape)}, the config asks for packed experts of {want} (experts, rows, "
+            "columns; gate rows first); convert the checkpoint or take the config.json that belongs to it"
+        )
     names = ("gate", "up") if part == "gate_up" else ("down",)
     for expert, stacked in enumerate(tensor.unbind()):
         for projection, matrix in zip(names, stacked.chunk(len(names)), strict=True):
