@@ -81,3 +81,6 @@ def test_operator_is_replaced_after_the_weights_are_processed(case):
     assert not hasattr(module, "moe_op")
     method.process_weights_after_loading(module)
     assert isinstance(module.moe_op, SlicedExperts)
+    # The slices are copies; with the stacks kept as well, the experts would not fit a card.
+    assert module.w13_weight.numel() == module.w2_weight.numel() == 0
+    assert layer.w13_weight.numel() > 0, "another holder of the stacks keeps them"

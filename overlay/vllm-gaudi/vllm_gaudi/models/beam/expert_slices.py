@@ -78,5 +78,9 @@ def slice_after_loading(layer: nn.Module, slices: int, prefix: str) -> None:
     def process_and_slice(module: nn.Module) -> None:
         process(module)
         module.moe_op = SlicedExperts(module.moe_op, module, slices)
+        # The slices are copies: kept beside them, the stacks would double the experts' memory.
+        for name in ("w13_weight", "w2_weight"):
+            stack = getattr(module, name)
+            setattr(module, name, nn.Parameter(stack.data.new_empty(0), requires_grad=False))
 
     method.process_weights_after_loading = process_and_slice
