@@ -10,6 +10,7 @@ from scripts import cache, git, git_source, pip_sdist, sdist
 from scripts.console import note
 from scripts.errors import Exit, ToolError
 from scripts.lockfile import Upstream
+from scripts.locking import exclusive
 from scripts.paths import Project
 
 
@@ -79,9 +80,10 @@ def _from_local(repo: Path, source: Path, upstream: Upstream) -> str:
 
 def _tree_of_local(project: Project, source: Path, upstream: Upstream) -> str:
     scratch = project.cache / "base" / f".new-check-{upstream.name}"
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        git.init_bare(scratch)
-        return _from_local(scratch, source, upstream)
-    finally:
+    with cache.full_disk(project.cache), exclusive(scratch.with_name(f"check-{upstream.name}.lock")):
         shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            git.init_bare(scratch)
+            return _from_local(scratch, source, upstream)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)

@@ -106,4 +106,5 @@ def _fetch(repo: Path, words: list[str]) -> None:
 
 def _last(stderr: str) -> str:
     lines = [line for line in stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else "git gave no reason"
+    reasons = [line for line in lines if line.startswith(("fatal:", "ERROR:"))]  # hints may follow the reason
+    return (reasons or lines or ["git gave no reason"])[-1]

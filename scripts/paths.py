@@ -45,9 +45,21 @@ class Project:
 def default_cache() -> Path:
     """The user's cache folder: the project's variable, then XDG, then ~/.cache."""
     if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser().absolute()
+        return _expand(chosen, CACHE_VARIABLE)
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "vllm-gaudi-frontier"
+    return _expand(base, "the user's cache folder") / "vllm-gaudi-frontier"
+
+
+def _expand(path: str, where: str) -> Path:
+    """`path` made absolute, a leading ~ resolved. Raises ToolError where the user has no home folder."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as exc:
+        raise ToolError(
+            f"`{path}` lies in a home folder that does not exist",
+            where=where,
+            action=f"set HOME, or give a full path ({CACHE_VARIABLE} for the cache)",
+        ) from exc
 
 
 def open_project(root: Path | None, sources: list[str]) -> Project:
@@ -66,11 +78,11 @@ def open_project(root: Path | None, sources: list[str]) -> Project:
                 action="write it as --source vllm-gaudi=/path/to/checkout",
                 code=Exit.USAGE,
             )
-        chosen[name] = Path(path).expanduser().absolute()
+        chosen[name] = _expand(path, f"--source {word}")
     for variable, path in os.environ.items():
         if variable.startswith(SOURCE_VARIABLE) and path:
             name = variable[len(SOURCE_VARIABLE) :].lower().replace("_", "-")
-            chosen.setdefault(name, Path(path).expanduser().absolute())
+            chosen.setdefault(name, _expand(path, variable))
     return Project(found, default_cache(), chosen)
 
 

@@ -17,6 +17,7 @@ from gates.build.sdists import digest, make_sdist_demo, sdist
 from scripts.cache import full_disk
 from scripts.errors import ToolError
 from scripts.git import GitError
+from scripts.locking import exclusive
 
 
 def cached(demo: Demo) -> list[str]:
@@ -136,6 +137,7 @@ def test_unreachable_git_source(bare: Demo, tool: Tool, address: str) -> None:
     lock.write_text(lock.read_text().replace(str(bare.upstream), address))
     error = tool.refused(bare, "fetch", code=4)
     assert address in error
+    assert "fatal: " in error.splitlines()[1], "git's reason, not the hints after it"
     assert "--source" in error
     assert not cached(bare)
     assert not leftovers(bare)
@@ -287,6 +289,30 @@ def test_two_runs_at_once(tmp_path: Path, tool: Tool) -> None:
     assert any(b"waiting for another run" in text for text in said)
     assert len(cached(demo)) == 1
     assert not leftovers(demo)
+
+
+def test_local_source_is_checked_by_one_run_at_a_time(bare: Demo, tool: Tool) -> None:
+    """Two runs that read a local source share a scratch folder: the second one waits."""
+    tool.ok(bare, "lock")
+    command = tool.command(bare, "fetch", "--source", f"demo={bare.upstream}")
+    with exclusive(bare.cache / "base/check-demo.lock"):
+        run = subprocess.Popen(command, cwd=tool.folder, env=tool.environment(bare), stderr=subprocess.PIPE)
+        assert run.stderr is not None
+        assert b"waiting for another run" in run.stderr.readline()
+    assert run.communicate(timeout=60)[1] == b""
+    assert run.returncode == 0
+    assert not leftovers(bare)
+
+
+@pytest.mark.parametrize("place", ["cache", "source"])
+def test_home_folder_that_does_not_exist(place: str, bare: Demo, tool: Tool) -> None:
+    path = "~no-such-user-here/x"
+    words = ["--source", f"demo={path}"] if place == "source" else []
+    if place == "cache":
+        bare.env["VLLM_GAUDI_FRONTIER_CACHE"] = path
+    error = tool.refused(bare, "fetch", *words)
+    assert f"`{path}` lies in a home folder that does not exist" in error
+    assert "full path" in error
 
 
 def test_damaged_cache_entry_is_named(bare: Demo, tool: Tool) -> None:
