@@ -52,6 +52,19 @@ def test_cut_anywhere_shows_no_part_of_a_marker():
                 assert not any(shown.endswith(half) for half in halves), (case["name"], end)
 
 
+def test_cut_inside_a_tag_streams_no_part_of_it():
+    """The same with the tags of a call, in what was streamed of its arguments (Muse)."""
+    text = muse_call("set_alarm", {"label": "wake up", "hour": 7, "ratio": 0.5}, "alarm")
+    for end in range(len(text)):
+        for pieces in ([text[:end]], list(text[:end])):
+            for _, arguments in joined(read("muse", pieces))[2]:
+                assert "<" not in arguments, (end, arguments)
+                assert '"hour": "' not in arguments, (end, arguments)
+    # What the model wrote itself is text, also if it looks like half a tag.
+    text = ' to=x<|message|><atem:invoke name="write_file"><atem:parameter name="path">a</atem<|eot|>'
+    assert joined(read("muse", list(text)))[2] == [("write_file", '{"path": "a</atem"}')]
+
+
 @pytest.mark.parametrize("mode", BOTH)
 def test_json_text_in_a_string_parameter_stays_text(mode):
     """String parameters were JSON-decoded: JSON and JSON-lines files broke."""

@@ -38,6 +38,9 @@ _LOST_END = Delimiter(
     regex.compile(r"</atem:invoke>\s*(?:(?=<atem:invoke[\s>])|(?:</atem:function_calls>\s*)?\Z)", regex.DOTALL)
 )
 
+# A closer that the token limit cut.
+_HALF_END = regex.compile(r"(?:</atem:parameter>|</atem:invoke>)$")
+
 _BETWEEN, _IN_CALL, _IN_VALUE = range(3)
 _WATCHED = {_BETWEEN: [INVOKE], _IN_CALL: [PARAMETER, INVOKE_END], _IN_VALUE: [PARAMETER_END, _LOST_END]}
 
@@ -89,7 +92,7 @@ class MuseCalls:
 
     def finish(self, complete: bool) -> None:
         """The message is over. complete: the model ended it itself."""
-        self._process(final=True)
+        self._process(final=True, complete=complete)
         if self._state == _IN_VALUE:
             self._lose_value(complete)
         if self._state == _IN_CALL:
@@ -97,12 +100,14 @@ class MuseCalls:
         if not self._found:
             logger.warning("Dropping a tool message without a named call.")
 
-    def _process(self, final: bool) -> None:
+    def _process(self, final: bool, complete: bool = True) -> None:
         window = self._window
         while True:
             index, match, hold = find(_WATCHED[self._state], window, final)
             if match is None:
                 end = len(window.text) if final else hold
+                if final and not complete and (half := _HALF_END.search(window.text, window.pos, partial=True)):
+                    end = half.start()
                 if self._state == _IN_VALUE and end > window.pos:
                     self._text(window.text[window.pos : end])
                 window.pos = max(window.pos, end)
