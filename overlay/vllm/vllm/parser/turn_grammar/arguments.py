@@ -78,7 +78,7 @@ def free_arguments(call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:
 
 
 def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters: Sequence[str]) -> list[Argument]:
-    if parameters is None:
+    if not parameters:
         return []
     if unknown := sorted(set(parameters) - _READ - _ANNOTATIONS):
         raise NotGrammar(f"keyword {unknown[0]!r} at the top of the schema")

@@ -212,17 +212,17 @@ def _lead(
     kwargs: Mapping[str, Any] | None,
     choice: Choice,
 ) -> tuple[Thinking, bool] | None:
-    """(thinking, whether the grammar starts at the first token), None for no grammar."""
+    """(thinking, whether the engine must be told to start the grammar at the first token: behind an open answer it
+    knows from the prompt), None for no grammar."""
+    optional: Thinking = "optional_empty" if (kwargs or {}).get("enable_thinking") is False else "optional"
     if state == "fresh":
-        if (kwargs or {}).get("enable_thinking") is False:
-            return "optional_empty", True
-        return ("required" if turn.always_thinks else "optional"), True
+        return ("required" if turn.always_thinks and optional == "optional" else optional), True
     if state == "open_answer":
-        return "none", True
+        return "none", False
     if state == "open_thinking" and (not serving.reasoning_parser or not getattr(request, "include_reasoning", True)):
         # Nothing would tell the engine when thinking ends, so the grammar holds its rest too.
         return ("continued", True) if choice.forced else None
-    return None if state == "inside" else ("optional", False)
+    return None if state == "inside" else (optional, False)
 
 
 def _combines(request: Any, needed: bool) -> bool:

@@ -15,9 +15,31 @@ from vllm.parser.turn_grammar.strings import literals, string_value
 JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
 
+_UNTYPED = frozenset({"title", "description", "default", "examples", "deprecated", "enum", "const"})
+
+
+def _reads_as_text(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema without a type admits any text, or only strings that no parser takes for something else."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return (
+        _UNTYPED.issuperset(schema)
+        and isinstance(values, list)
+        and all(isinstance(item, str) and not _is_json(item) for item in values)
+    )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
 def declared_types(schema: Any) -> tuple[str, ...]:
     """Types a property declares, in order: `type`, else its `anyOf`/`oneOf` members', then
-    `null` if `nullable`. Empty when a type is missing or unknown anywhere."""
+    `null` if `nullable`. Empty when a type is unknown or missing anywhere, unless the schema asks for no more than
+    text."""
     if not isinstance(schema, Mapping):
         return ()
     named = schema.get("type")
@@ -30,6 +52,8 @@ def declared_types(schema: Any) -> tuple[str, ...]:
             types += inner
     if types and schema.get("nullable") is True:
         types.append("null")
+    if not types and _reads_as_text(schema):
+        return ("string",)
     if not all(isinstance(name, str) and name in JSON_TYPES for name in types):
         return ()
     return tuple(dict.fromkeys(types))
@@ -50,15 +74,16 @@ def value(
     types = declared_types(schema)
     if not types:
         raise NotGrammar("the property declares no type")
-    if types == ("string",):
+    members = schema.get("anyOf") or schema.get("oneOf")
+    union = members and "type" not in schema and "nullable" not in schema
+    if types == ("string",) and not union:
         return string_value(schema, delimiters, strips=strips)
     if "string" not in types:
         return _json(schema, types, definitions, delimiters)
     if isinstance(values := schema.get("enum"), list) and values:
         raw = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in values]
         return f.any_of(literals(raw, delimiters))
-    members = schema.get("anyOf") or schema.get("oneOf")
-    if members and "type" not in schema and "nullable" not in schema:
+    if union:
         return f.alt(*(value(member, definitions, delimiters, strips=strips) for member in members))
     return f.text(delimiters)
 
