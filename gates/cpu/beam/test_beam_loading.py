@@ -175,6 +175,15 @@ FLAWS = {
         put(f"{LAST}mlp.gate.e_score_correction_bias", lambda t: t.to(torch.bfloat16)),
         "router must be float32",
     ),
+    "NaN in a scale": (
+        put(f"{LAST}self_attn.o_proj.weight_scale", lambda t: t.index_fill(0, torch.tensor([5]), float("nan"))),
+        "o_proj.weight_scale: holds NaN or infinity",
+    ),
+    "negative scale": (put(f"{LAST}mlp.experts.2.down_proj.weight_scale", lambda t: -t), "holds a negative scale"),
+    "infinite correction bias": (
+        put(f"{LAST}mlp.gate.e_score_correction_bias", lambda t: t.index_fill(0, torch.tensor([1]), float("inf"))),
+        "e_score_correction_bias: holds NaN or infinity",
+    ),
     "no theta": (file_edit("config.json", rope_parameters="DROP"), "rope_parameters missing"),
     "no positions": (file_edit("config.json", max_position_embeddings="DROP"), "max_position_embeddings missing"),
     "ignored but scaled": (

@@ -93,7 +93,8 @@ class Inventory:
     """Checks tensors off against the expected ones.
 
     Raises (from `take` and `finish`):
-        BeamCheckpointError: unknown, repeated, misshapen, mistyped or missing tensors.
+        BeamCheckpointError: unknown, repeated, misshapen, mistyped or missing tensors, scales or router numbers
+            that cannot be.
     """
 
     def __init__(self, expected: dict[str, Expected]) -> None:
@@ -115,6 +116,11 @@ class Inventory:
             )
         if not want.accepts(tensor.dtype):
             raise BeamCheckpointError(self._mistyped(name, want, tensor.dtype))
+        # Few numbers that each spoil a whole channel or every choice of experts; a zero channel is legal.
+        if want.role in ("scale", "router") and not tensor.isfinite().all():
+            raise BeamCheckpointError(f"{name}: holds NaN or infinity; the file is damaged, fetch it again")
+        if want.role == "scale" and (tensor < 0).any():
+            raise BeamCheckpointError(f"{name}: holds a negative scale; the file is damaged, fetch it again")
         self.seen.add(name)
         self.dtypes[tensor.dtype] += 1
 
