@@ -141,7 +141,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path):
 
 
 def test_a_folder_without_shards_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="no \\*.safetensors"):
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors"):
         headers.read_checkpoint(tmp_path)
 
 
@@ -176,10 +176,13 @@ _entries = st.fixed_dictionaries(
 )
 def test_fuzzed_headers_are_read_right_or_refused(tmp_path_factory, header, data, length):
     file = shard(tmp_path_factory.getbasetemp() / "fuzz.safetensors", header, bytes(data), length)
+    found, refused = [], None
     try:
         found = headers.read_header(file)
-    except CheckpointError as refused:
-        assert str(file) in str(refused)
+    except CheckpointError as error:
+        refused = str(error)
+    if refused is not None:
+        assert str(file) in refused
         return
     size, at = file.stat().st_size, 8 + (len(header) if length is None else length)
     for stored in found:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 from harness import BLOCK, _distributed, plugins
 from vllm.config import set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.layers.fused_moe import expert_map_manager
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.utils import initialize_model
 
@@ -71,11 +73,18 @@ def load(folder: Path, load_format: str, tp: int = 1, rank: int = 0, expert_para
         return get_model(vllm_config=config)
 
 
-def build(folder: Path, tp: int = 1, rank: int = 0, expert_parallel: bool = False):
-    """The same model before anything is loaded, every parameter byte 0x5a."""
+def build(folder: Path, tp: int = 1, rank: int = 0, expert_parallel: bool = False, device: str = "hpu"):
+    """The same model before anything is loaded, every parameter byte 0x5a (unless on `meta`)."""
+    determine = expert_map_manager.determine_expert_map
+
+    def on_host(*args, **kwargs):
+        with torch.device("cpu"):
+            return determine(*args, **kwargs)
+
     with _prepared(folder, "beam", tp, rank, expert_parallel) as config:
         torch.set_default_dtype(torch.bfloat16)
-        with torch.device("hpu"):
+        # The manager logs the values of its map, which meta tensors do not have.
+        with torch.device(device), mock.patch.object(expert_map_manager, "determine_expert_map", on_host):
             model = initialize_model(vllm_config=config)
     for parameter in model.parameters():
         parameter.data.view(torch.uint8).fill_(0x5A)

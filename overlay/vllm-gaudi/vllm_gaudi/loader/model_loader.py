@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
-from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
@@ -19,6 +18,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm_gaudi.loader.headers import read_checkpoint
 
 if TYPE_CHECKING:
+    from vllm_gaudi.loader.agreement import Agreement
     from vllm_gaudi.loader.assemble import Totals
     from vllm_gaudi.loader.plan import Plan
 
@@ -76,25 +76,35 @@ class FrontierModelLoader(BaseModelLoader):
         Raises:
             CheckpointError, ValueError: a checkpoint that does not fit; no parameter was touched.
             NotImplementedError: a layer this format has no rule for; no parameter was touched.
+            PeerError: another rank could not load.
             Exception: a read failed. Parameters may be partly filled, and the server does not start.
         """
         # Here, as they import the layers: every process registers this class, few of them load.
+        from vllm_gaudi.loader.agreement import join
         from vllm_gaudi.loader.assemble import Assembler
         from vllm_gaudi.loader.plan import make_plan
         from vllm_gaudi.loader.rescale import Rescale
 
-        rescale = Rescale()
-        begin = time.monotonic()
-        plan = make_plan(model, read_checkpoint(self._folder(model_config)), rescale)
-        logger.info(
-            "load plan in %.1f s: %d tensors, %d kept by other ranks only, %.2f GB of them here in %d stacks; at most "
-            "%.2f GB of host memory",
-            time.monotonic() - begin, plan.tensors, plan.skipped, plan.kept_bytes / 1e9, len(plan.stacks),
-            (max(self.settings.host_bytes, plan.largest) + self.settings.threads * self.settings.chunk_bytes) / 1e9,
-        )  # fmt: skip
-        watch = _Progress(plan)
-        assembler = Assembler(plan, dict(model.named_parameters()), rescale.table, watch=watch, **vars(self.settings))
-        self.totals = assembler.run()
+        agreement = join()
+        try:
+            rescale, begin = Rescale(), time.monotonic()
+            plan = make_plan(model, read_checkpoint(self._folder(model_config)), rescale)
+            peak = max(self.settings.host_bytes, plan.largest) + self.settings.threads * self.settings.chunk_bytes
+            logger.info(
+                "load plan in %.1f s: %d tensors, %d of them kept by other ranks only, %.2f GB here in %d stacks; at "
+                "most %.2f GB of host memory",
+                time.monotonic() - begin, plan.tensors, plan.skipped, plan.kept_bytes / 1e9, len(plan.stacks),
+                peak / 1e9,
+            )  # fmt: skip
+            # Nothing is written before every rank has a plan, and nothing is served before every rank has loaded.
+            agreement.meet("plan")
+            watch = _Watch(plan, agreement)
+            parameters = dict(model.named_parameters())
+            self.totals = Assembler(plan, parameters, rescale.table, watch=watch, **vars(self.settings)).run()
+            agreement.meet("read")
+        except BaseException as error:
+            agreement.fail(error)
+            raise
         logger.info("loaded: %s", summary(self.totals))
 
 
@@ -108,21 +118,31 @@ def summary(totals: Totals) -> str:
     )
 
 
-class _Progress:
-    """A line of the first rank every `EVERY` seconds."""
+class _Watch:
+    """Looks after the other ranks, and logs one line for all of them every `EVERY` seconds."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan, self.begin = plan, time.monotonic()
+    def __init__(self, plan: Plan, agreement: Agreement) -> None:
+        self.plan, self.agreement, self.begin = plan, agreement, time.monotonic()
         self.last = self.begin
 
     def __call__(self, totals: Totals) -> None:
+        self.agreement.check()
         now = time.monotonic()
-        if now - self.last < EVERY or get_tensor_model_parallel_rank() != 0:
+        if now - self.last < EVERY:
             return
         self.last = now
-        rate = totals.bytes_read / (now - self.begin)
-        left = max(0, self.plan.kept_bytes - totals.bytes_read) / rate if rate else float("inf")
-        logger.info(
-            "loading: %.1f of %.1f GB on this rank, %.2f GB/s, %d of %d stacks on the device, about %.0f s left",
-            totals.bytes_read / 1e9, self.plan.kept_bytes / 1e9, rate / 1e9, totals.copies, len(self.plan.stacks), left,
-        )  # fmt: skip
+        ranks = self.agreement.tell(totals.bytes_read, self.plan.kept_bytes)
+        if self.agreement.rank == 0:
+            logger.info("loading: %s", progress(ranks, now - self.begin))
+
+
+def progress(ranks: list[tuple[int, int]], seconds: float) -> str:
+    """(bytes read, bytes to keep) per rank -> one line: sum, rate, the slowest rank and when it would be done."""
+    done, total = (sum(column) for column in zip(*ranks, strict=True))
+    slowest = min(range(len(ranks)), key=lambda rank: ranks[rank][0] / max(1, ranks[rank][1]))
+    read, whole = ranks[slowest]
+    left = f"about {max(0, whole - read) * seconds / read:.0f} s left" if read else "nothing read there yet"
+    return (
+        f"{done / 1e9:.1f} of {total / 1e9:.1f} GB on {len(ranks)} ranks, {done / 1e9 / seconds:.2f} GB/s; slowest is "
+        f"rank {slowest} at {100 * read / max(1, whole):.0f} %, {left}"
+    )

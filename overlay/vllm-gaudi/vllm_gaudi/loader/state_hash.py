@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
+from typing import Any
 
 import torch
 from torch import nn
 
+VARIABLE = "VLLM_GAUDI_FRONTIER_STATE_HASH"
 BLOCK = 1 << 26  # bytes moved to the host at a time
 
 
@@ -28,3 +32,42 @@ def state_digest(model: nn.Module) -> tuple[str, dict[str, str]]:
     each = {name: tensor_digest(value) for name, value in sorted(model.named_parameters())}
     whole = hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in each.items()).encode())
     return whole.hexdigest(), each
+
+
+def install() -> None:
+    """With the variable set to 1, every loader of vLLM logs the digest of what it loaded. Idempotent.
+
+    Raises:
+        ValueError: another value than 0 or 1.
+    """
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise ValueError(f"{VARIABLE}={value!r} is not accepted: set it to 0 or 1")
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    stock = BaseModelLoader.load_model
+    if value == "0" or hasattr(stock, "state_hash"):
+        return
+
+    @functools.wraps(stock)
+    def load_model(self: BaseModelLoader, *args: Any, **kwargs: Any) -> nn.Module:
+        model = stock(self, *args, **kwargs)
+        report(model)
+        return model
+
+    load_model.state_hash = True  # type: ignore[attr-defined]
+    BaseModelLoader.load_model = load_model
+
+
+def report(model: nn.Module) -> None:
+    """Log the digest of this rank."""
+    from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+    from vllm.logger import init_logger
+
+    digest, each = state_digest(model)
+    size = sum(value.numel() * value.dtype.itemsize for value in model.parameters())
+    # Only loggers below "vllm" have a handler.
+    init_logger(f"vllm.{__name__}").info(
+        "state hash of tensor-parallel rank %d of %d: %s (%d parameters, %d bytes)",
+        get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size(), digest, len(each), size,
+    )  # fmt: skip

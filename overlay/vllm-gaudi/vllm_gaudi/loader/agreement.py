@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All ranks load, or none: a failure of one ends the load of all, with its message.
+
+Ranks share a key-value store (torch.distributed). Each stage ends when every
+rank has arrived; meanwhile, and while reading, each looks for a failure and at
+whether the processes of its machine still live. No rank waits for a dead one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import Store
+
+FAILED = "failed"
+LINGER = 5.0  # seconds
+POLL = 0.05  # seconds between two looks while waiting for the others
+
+
+class PeerError(RuntimeError):
+    """Another rank could not load, or is gone; the message is its own."""
+
+
+def _machine() -> str:
+    """Names what shares process ids: the running kernel and the namespace."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+
+
+def _started(pid: int) -> str | None:
+    """When process `pid` started, in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+class Agreement:
+    """One load of `ranks` ranks; `store` must be empty and of this load alone (see `PrefixStore`)."""
+
+    def __init__(self, store: Store, rank: int, ranks: int) -> None:
+        self.store, self.rank, self.ranks = store, rank, ranks
+        self._peers: dict[int, dict[str, Any]] = {}
+        self._machine = _machine()
+        me = {"machine": self._machine, "pid": os.getpid(), "started": _started(os.getpid())}
+        self._ask(lambda: store.set(f"rank/{rank}", json.dumps(me)))
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """An answer of the store; it lives in the process of one rank, which may be the dead one."""
+        try:
+            return question()
+        except RuntimeError as error:
+            raise PeerError(
+                f"the store that the ranks share is gone ({error}); a rank has died, see its log"
+            ) from error
+
+    def check(self) -> None:
+        """Raise PeerError if another rank has failed or died."""
+        self._listen()
+        for rank in range(self.ranks):
+            if self._gone(rank):
+                # It may have failed and left between the two looks; its own words are better.
+                self._listen()
+                raise PeerError(f"rank {rank} (process {self._peers[rank]['pid']}) died while loading; see its log and the kernel's")
+
+    def _listen(self) -> None:
+        if self._ask(lambda: self.store.check([FAILED])):
+            raise PeerError(self._ask(lambda: self.store.get(FAILED)).decode())
+
+    def _gone(self, rank: int) -> bool:
+        peer = self._peer(rank)
+        return bool(peer and peer["machine"] == self._machine and _started(peer["pid"]) != peer["started"])
+
+    def _peer(self, rank: int) -> dict[str, Any] | None:
+        if rank not in self._peers and rank != self.rank and self._ask(lambda: self.store.check([f"rank/{rank}"])):
+            self._peers[rank] = json.loads(self._ask(lambda: self.store.get(f"rank/{rank}")))
+        return self._peers.get(rank)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others why this rank cannot load; the first to fail is the one they hear of.
+
+        Waits up to `LINGER` until all that live have heard, as the store may end with this process.
+        """
+        text = str(error) if isinstance(error, PeerError) else f"rank {self.rank}: {type(error).__name__}: {error}"
+        with suppress(RuntimeError):  # the store may be what failed; this rank raises its error anyway
+            self.store.compare_set(FAILED, "", text)
+            self.store.set(f"heard/{self.rank}", "yes")
+            until, others = time.monotonic() + LINGER, set(range(self.ranks))
+            while others and time.monotonic() < until:
+                others = {rank for rank in others if not self.store.check([f"heard/{rank}"]) and not self._gone(rank)}
+                time.sleep(POLL)
+
+    def meet(self, stage: str) -> None:
+        """Return once every rank has called this for `stage`.
+
+        Raises:
+            PeerError: another rank failed or died.
+        """
+        self._ask(lambda: self.store.set(f"{stage}/{self.rank}", "here"))
+        missing = set(range(self.ranks))
+        while missing:
+            self.check()
+            missing = {rank for rank in missing if not self._ask(lambda r=rank: self.store.check([f"{stage}/{r}"]))}
+            if missing:
+                time.sleep(POLL)
+
+    def tell(self, done: int, total: int) -> list[tuple[int, int]]:
+        """Publish the bytes read of this rank; returns (done, total) of every rank that has done so."""
+        self._ask(lambda: self.store.set(f"progress/{self.rank}", f"{done} {total}"))
+        told = []
+        for rank in range(self.ranks):
+            if self._ask(lambda r=rank: self.store.check([f"progress/{r}"])):
+                read, whole = self._ask(lambda r=rank: self.store.get(f"progress/{r}")).split()
+                told.append((int(read), int(whole)))
+        return told
+
+
+class Alone(Agreement):
+    """The agreement of a single rank."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks = 0, 1
+
+    def check(self) -> None:
+        """Nobody else to look at."""
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody else to tell."""
+
+    def meet(self, stage: str) -> None:
+        """Nobody else to wait for."""
+
+    def tell(self, done: int, total: int) -> list[tuple[int, int]]:
+        """This rank's own."""
+        return [(done, total)]
+
+
+_loads = 0
+
+
+def join() -> Agreement:
+    """The agreement of the ranks of this process's world; every rank must call it equally often."""
+    global _loads
+    import torch.distributed as dist
+
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return Alone()
+    _loads += 1
+    # The store by which the process group met; there is no public way to it, nor another store that is there already.
+    store = dist.PrefixStore(f"model_load/{_loads}", dist.distributed_c10d._get_default_store())
+    return Agreement(store, dist.get_rank(), dist.get_world_size())
