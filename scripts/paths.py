@@ -126,6 +126,8 @@ def unsafe(path: bytes) -> str | None:
     """Why `path` must not be written in a tree, or None."""
     if not path or path.startswith(b"/"):
         return "is not relative"
+    if b"\0" in path:
+        return "holds a NUL, at which git would cut it"
     for part in path.split(b"/"):
         if part in (b"", b".", b".."):
             return "leaves the tree or is not normal"

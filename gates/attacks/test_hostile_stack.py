@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gates.build.demo import Demo, Tool, git, write
+from scripts.git import blob_id
 
 EVIL = "evil-was-here"
 
@@ -92,6 +93,20 @@ def test_patch_paths(demo: Demo, tool: Tool, target: str) -> None:
     assert "path" in tool.refused(demo, "lint", code=1)
     assert demo.files() == before
     untouched(demo)
+
+
+@pytest.mark.parametrize("target", ["x\\000y", ".git\\000x/hooks/evil", "..\\000/out"])
+def test_patch_paths_that_git_would_cut(demo: Demo, tool: Tool, target: str) -> None:
+    head = (demo.patches / "five.patch").read_text().partition("\n\n")[0]
+    (demo.patches / "evil.patch").write_text(
+        f'{head}\n\ndiff --git "a/{target}" "b/{target}"\nnew file mode 100644\n'
+        f'index {"0" * 40}..{blob_id(b"x" + bytes([10]))}\n--- /dev/null\n+++ "b/{target}"\n@@ -0,0 +1 @@\n+x\n'
+    )
+    (demo.patches / "series").write_text("evil.patch\n")
+    before = demo.files()
+    assert "holds a NUL" in tool.refused(demo, "trees")
+    assert "holds a NUL" in tool.refused(demo, "lint", code=1)
+    assert demo.files() == before
 
 
 @pytest.mark.parametrize(
