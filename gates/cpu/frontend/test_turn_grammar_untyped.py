@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties without a type, tools without parameters, and prompts that end inside a turn."""
+"""Properties without a type, schemas that cannot be held to, and prompts that end inside a turn."""
 
 import pytest
+import xgrammar as xgr
 from turn_harness import ByteMatcher, constrained, recorded, tag_of
+from vllm.parser.turn_grammar.muse_format import MUSE
 from vllm.parser.turn_grammar.template_format import turn_format
 
 GOLDEN = recorded("turn_grammar_beam")
@@ -13,7 +15,7 @@ CLOSER = "<|end|><|start|>assistant"
 HEADER = " to=t<|channel|>analysis <|constrain|>xml<|message|>"
 
 
-def request(prompt=START, parameters=None, kwargs=None, **fields):
+def request(prompt=START, parameters=None, kwargs=None, turn=TURN, **fields):
     tools = None
     if parameters is not None:
         tools = [{"type": "function", "function": {"name": "t", "parameters": parameters}}]
@@ -26,7 +28,7 @@ def request(prompt=START, parameters=None, kwargs=None, **fields):
         "tool_parser": "beam",
         "enable_auto_tools": True,
     }
-    return constrained(setting, TURN, tools)
+    return constrained(setting, turn, tools)
 
 
 def accepts(parameters):
@@ -71,6 +73,39 @@ def test_what_text_cannot_say_leaves_the_arguments_free(schema):
     """Control: a number's text would not come back as a number, nor "1" of Muse as a string."""
     reads = accepts(one(schema))
     assert reads(parameter("w", "x"))
+
+
+OPEN = {"type": "object", "properties": {"v": {"type": "string"}}, "additionalProperties": True}
+
+
+def test_free_arguments_have_a_grammar_in_both_formats():
+    """An open schema is common; Muse's grammar for it was refused by xgrammar, and the request with it."""
+    assert accepts(OPEN)(parameter("w", "x"))
+    matcher = ByteMatcher(tag_of(request(parameters=OPEN, turn=MUSE, tool_choice="required")))
+    call = (
+        ' to=t<|message|><atem:function_calls>\n<atem:invoke name="t">\n'
+        '<atem:parameter name="w">x</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+    )
+    assert matcher.read(call)[1]
+    assert not matcher.read(call.replace(" to=t<", " to=u<"))[0]
+
+
+@pytest.mark.parametrize("turn", [TURN, MUSE], ids=["beam", "muse"])
+@pytest.mark.parametrize(
+    "parameters",
+    [{**one({"type": "string"}), "required": wrong} for wrong in (5, True, "v", {"v": 1})]
+    + [one({key: wrong}) for key in ("type", "anyOf", "oneOf", "enum") for wrong in (5, True, "abc", {"a": 1})]
+    + [
+        one({"type": "string", key: wrong})
+        for key in ("enum", "minLength", "maxLength")
+        for wrong in (5.5, True, 10**15)
+    ]
+    + [one({"$ref": "#/x"}), one({"type": "object", "patternProperties": {"(": {}}})],
+    ids=str,
+)
+def test_a_malformed_schema_leaves_the_arguments_free(parameters, turn):
+    """It was an internal error, or a grammar that xgrammar refused."""
+    xgr.Grammar.from_structural_tag(tag_of(request(parameters=parameters, turn=turn, tool_choice="required")))
 
 
 def test_an_empty_schema_takes_no_arguments():

@@ -61,12 +61,17 @@ def arguments(parameters: Mapping[str, Any] | None, call: CallSyntax, reserved: 
     )
 
 
+def _between(syntax: ParameterSyntax) -> f.Format:
+    # xgrammar refuses an empty pattern.
+    return f.regex(syntax.between) if syntax.between else f.NOTHING
+
+
 def free_arguments(call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:
     """Any keys with any text."""
     syntax = call.parameter
     body = f.seq(f.regex(syntax.key), f.const(syntax.middle), f.text(value_delimiters(call, reserved)))
     if not syntax.open_ends:
-        return f.star(f.seq(f.regex(syntax.between), f.tag(syntax.begin, body, syntax.ends)))
+        return f.star(f.seq(_between(syntax), f.tag(syntax.begin, body, syntax.ends)))
     return f.opt(
         f.seq(
             f.regex(syntax.between),
@@ -89,6 +94,8 @@ def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters
     if not isinstance(properties := parameters.get("properties"), Mapping):
         raise NotGrammar("the schema declares no properties")
     required = parameters.get("required") or ()
+    if not isinstance(required, (list, tuple)):
+        raise NotGrammar("required is not a list")
     if missing := [name for name in required if name not in properties]:
         raise NotGrammar(f"required property {missing[0]!r} is not declared")
     definitions = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
@@ -118,7 +125,7 @@ def _independent(order: Sequence[Argument], syntax: ParameterSyntax) -> f.Format
             _optional_if(
                 not argument.required,
                 f.seq(
-                    f.regex(syntax.between) if syntax.between else f.NOTHING,
+                    _between(syntax),
                     f.tag(f"{syntax.begin}{argument.name}{syntax.middle}", argument.value, syntax.ends),
                 ),
             )

@@ -17,6 +17,8 @@ from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.patterns import Node
 
 MAX_REPEAT_COUNT = 256
+# Longest text whose length xgrammar counts.
+MAX_CHARS = 2**31 - 1
 
 _HEX = "[0-9a-fA-F]"
 _DAY = r"[0-9]{4}\-(?:0[1-9]|1[0-2])\-(?:0[1-9]|[12][0-9]|3[01])"
@@ -44,6 +46,8 @@ STRING_FORMATS = {
 def string_value(schema: Mapping[str, Any], delimiters: Sequence[str], *, strips: bool = False) -> f.Format:
     """Format of the raw text of a value whose schema is or admits a string."""
     values = schema["enum"] if "enum" in schema else ([schema["const"]] if "const" in schema else None)
+    if values is not None and not isinstance(values, list):
+        raise NotGrammar("the enumeration is not a list")
     if values is not None and all(isinstance(value, str) for value in values):
         return f.any_of(literals(values, delimiters))
     starts = {delimiter[0] for delimiter in delimiters if delimiter}
@@ -124,8 +128,8 @@ def _class_admits(members: list[Node], chars: set[str]) -> bool:
 
 def _sized_text(schema: Mapping[str, Any], delimiters: Sequence[str], starts: set[str]) -> f.Format:
     low, high = schema.get("minLength", 0), schema.get("maxLength")
-    low = low if isinstance(low, int) and 0 < low <= MAX_REPEAT_COUNT else 0
-    high = high if isinstance(high, int) and high >= low else None
+    low = low if type(low) is int and 0 < low <= MAX_REPEAT_COUNT else 0
+    high = high if type(high) is int and low <= high <= MAX_CHARS else None
     if not low:
         return f.text(delimiters, max_chars=high)
     # The mandatory characters begin no delimiter, so none can straddle the two parts.

@@ -43,9 +43,12 @@ def declared_types(schema: Any) -> tuple[str, ...]:
     if not isinstance(schema, Mapping):
         return ()
     named = schema.get("type")
+    members = schema.get("anyOf") or schema.get("oneOf") or []
+    if not isinstance(named, (str, list, type(None))) or not isinstance(members, list):
+        return ()
     types = [named] if isinstance(named, str) else list(named or ())
     if not types:
-        for member in schema.get("anyOf") or schema.get("oneOf") or ():
+        for member in members:
             inner = declared_types(member)
             if not inner:
                 return ()
