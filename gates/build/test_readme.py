@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -71,3 +72,10 @@ def test_text_of_the_project_names_no_machine() -> None:
             continue
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             assert not machine.search(line), f"{name}:{number}: {line.strip()[:100]}"
+
+
+def test_modules_the_makefile_runs_exist() -> None:
+    found = set(re.findall(r"-m ((?:scripts|gates)[\w.]*)", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    assert len(found) >= 3
+    missing = [name for name in sorted(found) if importlib.util.find_spec(name) is None]
+    assert not missing, f"make would run what is not there: {missing}"
