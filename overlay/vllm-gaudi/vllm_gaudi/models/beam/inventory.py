@@ -97,6 +97,8 @@ class Inventory:
             that cannot be.
     """
 
+    error: type[ValueError] = BeamCheckpointError
+
     def __init__(self, expected: dict[str, Expected]) -> None:
         self.expected = expected
         self.seen: set[str] = set()
@@ -106,21 +108,21 @@ class Inventory:
         """Check one tensor off."""
         want = self.expected.get(name)
         if want is None:
-            raise BeamCheckpointError(self._unknown(name))
+            raise self.error(self._unknown(name))
         if name in self.seen:
-            raise BeamCheckpointError(f"{name}: occurs twice in the checkpoint; remove the extra shard")
+            raise self.error(f"{name}: occurs twice in the checkpoint; remove the extra shard")
         if tuple(tensor.shape) != want.shape:
-            raise BeamCheckpointError(
+            raise self.error(
                 f"{name}: shape {tuple(tensor.shape)}, the config asks for {want.shape}; "
                 "config.json and weights are of different models"
             )
         if not want.accepts(tensor.dtype):
-            raise BeamCheckpointError(self._mistyped(name, want, tensor.dtype))
+            raise self.error(self._mistyped(name, want, tensor.dtype))
         # Few numbers that each spoil a whole channel or every choice of experts; a zero channel is legal.
         if want.role in ("scale", "router") and not tensor.isfinite().all():
-            raise BeamCheckpointError(f"{name}: holds NaN or infinity; the file is damaged, fetch it again")
+            raise self.error(f"{name}: holds NaN or infinity; the file is damaged, fetch it again")
         if want.role == "scale" and (tensor < 0).any():
-            raise BeamCheckpointError(f"{name}: holds a negative scale; the file is damaged, fetch it again")
+            raise self.error(f"{name}: holds a negative scale; the file is damaged, fetch it again")
         self.seen.add(name)
         self.dtypes[tensor.dtype] += 1
 
@@ -144,7 +146,7 @@ class Inventory:
         """Refuse missing tensors but those a reader may leave out (`optional`)."""
         missing = [name for name in self.expected if name not in self.seen and not optional(name)]
         if missing:
-            raise BeamCheckpointError(
+            raise self.error(
                 f"{len(missing)} of {len(self.expected)} tensors are missing, first {missing[:3]}; "
                 "the checkpoint is incomplete"
             )
