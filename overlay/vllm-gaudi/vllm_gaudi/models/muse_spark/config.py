@@ -81,11 +81,6 @@ class MuseSparkTextConfig(PretrainedConfig):
         """Keep the flat form; the generic converter would add top-level keys."""
         return kwargs
 
-    @property
-    def num_experts(self) -> int:
-        """Experts of a layer, under the name other models have."""
-        return self.num_local_experts
-
     def window(self, layer: int) -> int | None:
         """Keys a query of `layer` sees, itself included; None sees all."""
         return self.sliding_window if self.layer_types[layer] == SLIDING else None

@@ -2,6 +2,7 @@
 """Load a checkpoint with every tensor accounted for; expert tensors go straight to this rank's share."""
 
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -26,6 +27,12 @@ def load_checked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) 
     config = model.config
     layers = model.model.layers
     inventory = MuseInventory(expected_tensors(config, lambda layer: layers[layer].mlp.experts.packed))
+    # Stacked experts are as wide as the latent space, not as the hidden states.
+    stacked = SimpleNamespace(
+        hidden_size=config.moe_hidden_size,
+        moe_intermediate_size=config.moe_intermediate_size,
+        num_experts=config.num_local_experts,
+    )
     loaded: set[str] = set()
     skipped = suspect = 0
 
@@ -36,7 +43,7 @@ def load_checked(model: nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) 
             if name is None:
                 skipped += 1
                 continue
-            for part_name, part in unpack(name, tensor, config):
+            for part_name, part in unpack(name, tensor, stacked):
                 inventory.take(part_name, part)
                 head, found, tail = part_name.partition(EXPERTS)
                 if not found or not tail.split(".", 1)[0].isdecimal():
