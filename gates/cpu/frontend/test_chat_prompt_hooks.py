@@ -95,7 +95,7 @@ def call(arguments, **fields):
         ('{"a": 1, "b', {"a": 1}),
         ("not json", {}),
         ("{" * 5000, {}),
-        ('{"a": "\\ud800"}', {"a": "\ud800"}),
+        ('{"a": "\\ud800"}', {"a": "\ufffd"}),
     ],
 )
 def test_arguments_become_mappings(arguments, expected):

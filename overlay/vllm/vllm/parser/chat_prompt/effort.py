@@ -70,7 +70,8 @@ def asked_level(value: Any) -> str | None:
     level = value.strip().lower() if isinstance(value, str) else value
     if level not in SCALE:
         raise VLLMValidationError(
-            f"reasoning_effort {value!r} is not a level; send one of {', '.join(SCALE)}", parameter="reasoning_effort"
+            f"reasoning_effort {repr(value)[:64]} is not a level; send one of {', '.join(SCALE)}",
+            parameter="reasoning_effort",
         )
     return level
 

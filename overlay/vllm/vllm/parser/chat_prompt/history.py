@@ -42,7 +42,8 @@ def prepared(messages: list[Any], *, split_calls: bool) -> list[Any]:
             result += _split(own) if split_calls else [own]
             continue
         if own.get("role") == "tool" and not own.get("name"):
-            name = names.get(own.get("tool_call_id") or "")
+            call_id = own.get("tool_call_id")
+            name = names.get(call_id) if isinstance(call_id, str) else None
             if name is not None:
                 own["name"] = name
         result.append(own)
@@ -111,7 +112,20 @@ def mapping(arguments: Any, where: str) -> dict[str, Any]:
         raise VLLMValidationError(
             f"{where}: arguments are a JSON {type(value).__name__}; send a JSON object", parameter="messages"
         )
-    return dict(value)
+    return _spellable(dict(value))
+
+
+def _spellable(value: dict[str, Any]) -> dict[str, Any]:
+    """`value` with U+FFFD for unpaired surrogates, which JSON text may escape but no tokenizer takes."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:
+        return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    except (TypeError, ValueError, RecursionError):
+        # Not JSON values: the template judges them.
+        return value
+    return value
 
 
 def _salvaged(text: str, where: str) -> Any:
