@@ -140,6 +140,21 @@ def test_whatever_a_reader_thread_raises_ends_the_load(copy, empty_model, monkey
     assert len(os.listdir("/proc/self/fd")) == files
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (EXPERT + "weight_scale", float("nan"), "NaN or infinity"),
+        (f"{LAST}mlp.experts.3.gate_proj.weight_scale", -1.0, "negative scale"),
+        (f"{LAST}mlp.gate.e_score_correction_bias", float("inf"), "NaN or infinity"),
+    ],
+)
+def test_damaged_scales_and_routers_are_refused_as_stock_refuses_them(copy, name, value, message):
+    edit(copy, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+    for load_format in ("auto", "beam"):
+        with pytest.raises(ValueError, match=f"{name}: holds a? ?{message}"):
+            load(copy, load_format)
+
+
 def test_a_load_that_fails_is_not_served(copy, monkeypatch):
     faulty_read(monkeypatch, lambda file, offset: os.truncate(file, offset))
     with pytest.raises(CheckpointError):

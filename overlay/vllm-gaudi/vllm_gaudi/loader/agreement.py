@@ -67,7 +67,9 @@ class Agreement:
             if self._gone(rank):
                 # It may have failed and left between the two looks; its own words are better.
                 self._listen()
-                raise PeerError(f"rank {rank} (process {self._peers[rank]['pid']}) died while loading; see its log and the kernel's")
+                raise PeerError(
+                    f"rank {rank} (process {self._peers[rank]['pid']}) died while loading; see its log and the kernel's"
+                )
 
     def _listen(self) -> None:
         if self._ask(lambda: self.store.check([FAILED])):

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import nn
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -43,11 +44,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Move:
-    """Read `region` of `source` into the stack; `rescale` says whether it is adjusted on the way."""
+    """Read `region` of `source` into the stack; `rescale` says whether it is adjusted on the way.
+
+    `check(name, part)`, if any, sees the values as they are stored, part by part, and raises for damaged ones.
+    """
 
     source: Source
     region: Region
     rescale: bool
+    check: Callable[[str, torch.Tensor], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -118,7 +123,7 @@ def make_plan(model: nn.Module, stored: dict[str, Stored], rescale: Rescale) -> 
         CheckpointError: a tensor that belongs nowhere or does not fit, or a parameter not filled exactly once.
         NotImplementedError: a layer without a placement rule.
     """
-    placement = Placement(model, rescale)
+    placement, check = Placement(model, rescale), getattr(model, "check_values", None)
     moves: dict[str, list[Move]] = defaultdict(list)
     tensors = skipped = 0
     for source in sources_of(model, stored.values()):
@@ -126,7 +131,7 @@ def make_plan(model: nn.Module, stored: dict[str, Stored], rescale: Rescale) -> 
         regions = placement.regions(source.name, source.shape)
         skipped += not regions
         for region in regions:
-            moves[region.parameter].append(Move(source, region, region.parameter in placement.rescaled))
+            moves[region.parameter].append(Move(source, region, region.parameter in placement.rescaled, check))
     zeros: dict[str, list[Region]] = defaultdict(list)
     for region in placement.padding():
         zeros[region.parameter].append(region)
@@ -164,7 +169,7 @@ def check_coverage(name: str, shape: tuple[int, int], regions: list[Region], mov
     rows = sorted({0, shape[0], *(r.to_row for r in regions), *(r.to_row + r.rows for r in regions)})
     columns = sorted({0, shape[1], *(r.to_column for r in regions), *(r.to_column + r.columns for r in regions)})
     row_at, column_at = ({edge: i for i, edge in enumerate(edges)} for edges in (rows, columns))
-    filled = torch.zeros(len(rows) - 1, len(columns) - 1, dtype=torch.int32, device="cpu").numpy()
+    filled = np.zeros((len(rows) - 1, len(columns) - 1), dtype=np.int32)
     for region in regions:
         top, left = row_at[region.to_row], column_at[region.to_column]
         bottom, right = row_at[region.to_row + region.rows], column_at[region.to_column + region.columns]

@@ -143,6 +143,7 @@ def run(job: Job, host: torch.Tensor, table: np.ndarray | None, files: Files) ->
             places = [_place(piece, job.stack, host) for piece in job.pieces]
             files.read(file, [memoryview(place.view(torch.uint8).flatten().numpy()) for place in places], offset)
             for piece, place in zip(job.pieces, places, strict=True):
+                _check(piece, place)
                 if piece.move.rescale:
                     _rescale(place, place, table)
             return
@@ -157,6 +158,7 @@ def run(job: Job, host: torch.Tensor, table: np.ndarray | None, files: Files) ->
     source, region = first.move.source, first.move.region
     pitch = as_matrix(source.shape)[1]
     kept = buffer.view(source.dtype).as_strided((first.rows, region.columns), (pitch, 1))
+    _check(first, kept)
     place = _place(first, job.stack, host)
     if first.move.rescale and source.dtype == place.dtype:
         _rescale(kept, place, table)
@@ -168,6 +170,11 @@ def run(job: Job, host: torch.Tensor, table: np.ndarray | None, files: Files) ->
         place.view(torch.uint8).copy_(kept.view(torch.uint8))
     else:
         place.copy_(kept)
+
+
+def _check(piece: Piece, values: torch.Tensor) -> None:
+    if piece.move.check is not None:
+        piece.move.check(piece.move.source.name, values)
 
 
 def _place(piece: Piece, stack: Stack, host: torch.Tensor) -> torch.Tensor:

@@ -89,6 +89,18 @@ def expected_tensors(config: BeamConfig, quantized: Callable[[str], bool]) -> di
     return table
 
 
+def check_values(name: str, role: str, tensor: torch.Tensor, error: type[ValueError] = BeamCheckpointError) -> None:
+    """Refuse numbers that each spoil a whole channel or every choice of experts; a zero channel is legal.
+
+    Raises:
+        error: a scale or router value that is not finite, or a negative scale.
+    """
+    if role in ("scale", "router") and not tensor.isfinite().all():
+        raise error(f"{name}: holds NaN or infinity; the file is damaged, fetch it again")
+    if role == "scale" and (tensor < 0).any():
+        raise error(f"{name}: holds a negative scale; the file is damaged, fetch it again")
+
+
 class Inventory:
     """Checks tensors off against the expected ones.
 
@@ -118,11 +130,8 @@ class Inventory:
             )
         if not want.accepts(tensor.dtype):
             raise self.error(self._mistyped(name, want, tensor.dtype))
-        # Few numbers that each spoil a whole channel or every choice of experts; a zero channel is legal.
-        if want.role in ("scale", "router") and not tensor.isfinite().all():
-            raise self.error(f"{name}: holds NaN or infinity; the file is damaged, fetch it again")
-        if want.role == "scale" and (tensor < 0).any():
-            raise self.error(f"{name}: holds a negative scale; the file is damaged, fetch it again")
+        if not tensor.is_meta:
+            check_values(name, want.role, tensor, self.error)
         self.seen.add(name)
         self.dtypes[tensor.dtype] += 1
 

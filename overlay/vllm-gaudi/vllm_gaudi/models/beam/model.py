@@ -15,6 +15,7 @@ from vllm.sequence import IntermediateTensors
 
 from vllm_gaudi.models.beam.attention import BeamAttention
 from vllm_gaudi.models.beam.config import BeamConfig
+from vllm_gaudi.models.beam.inventory import check_values
 from vllm_gaudi.models.beam.layers import BeamRMSNorm, DepthScaledAdd, Positions, softcap
 from vllm_gaudi.models.beam.loading import checked_tensors, load_checked
 from vllm_gaudi.models.beam.moe import BeamMLP, BeamMoE
@@ -171,3 +172,8 @@ class BeamForCausalLM(nn.Module, SupportsQuant, SupportsEagle3):
     def checked_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The checkpoint's tensors as this model names them, checked; see `loading.checked_tensors`."""
         return checked_tensors(self, tensors)
+
+    def check_values(self, name: str, tensor: torch.Tensor) -> None:
+        """Refuse a damaged scale or router among the tensors a planning loader reads; `tensor` is any part of it."""
+        role = "scale" if name.endswith("_scale") else "router" if ".mlp.gate." in name else "matrix"
+        check_values(name, role, tensor)
