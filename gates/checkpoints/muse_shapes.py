@@ -54,7 +54,7 @@ _DIFFERENCES = {
     # Served end to end: pages of 128 tokens, a window of two, 8 heads' worth of ranks.
     "served": {
         **_TINY,
-        "vocab_size": 448, "num_key_value_heads": 8, "max_position_embeddings": 2048, "sliding_window": 256,
+        "vocab_size": 512, "num_key_value_heads": 8, "max_position_embeddings": 2048, "sliding_window": 256,
         "num_local_experts": 8, "mlp_layer_types": ["sparse"] * 8, "final_logit_softcapping": 20.0,
     },
 }  # fmt: skip

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gates.hpusim import meters
 from gates.oracle.muse import steps
 from gates.oracle.muse.model import MuseReference
-from vllm_gaudi.models.muse_spark import attention, moe, norms
+from vllm_gaudi.models.muse_spark import attention, experts, moe, norms
 from vllm_gaudi.models.muse_spark.model import NOTICE
 
 STEP = 2.0**-8  # one bf16 step
@@ -281,3 +282,15 @@ def test_block_is_not_cut_by_the_plugin_and_rotary_is_shared(model):
     assert not any(name.endswith(("DecoderLayer", "EncoderLayer", "BertLayer")) for name in names)
     tables = [name for name, _ in harness.model.named_buffers() if name.endswith(".cos")]
     assert tables == ["model.positions.cos"]
+
+
+def test_one_fp32_sum_over_ranks_and_four_tensors_a_local_expert(model, tokens, monkeypatch):
+    """Per MoE layer and token chunk. Launch inputs: weight and scale of two matrices an expert, rows, ids, ones."""
+    harness, sums = model("tiny", True), []
+    monkeypatch.setattr(experts, "tensor_model_parallel_all_reduce", lambda rows: (sums.append(rows), rows)[1])
+    with meters.measure() as meter:
+        harness.hidden(tokens(17))
+    assert [(rows.dtype, tuple(rows.shape)) for rows in sums] == [(torch.float32, (17 * 3, 96))] * 7
+    counted = meter.total()
+    assert counted.moe_launches == 7
+    assert counted.moe_tensor_inputs == 5 * (4 * 16 + 3) + 2 * (2 * 16 + 3)

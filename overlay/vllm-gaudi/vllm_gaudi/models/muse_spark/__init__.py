@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muse Spark Open (text): config, placement, expert_ops, experts, layers, attention, moe, model. Read in that order."""
+"""Muse Spark Open (text): config, placement, expert_ops, experts, norms, attention, moe, model. Read in that order."""
