@@ -46,6 +46,12 @@ image-check: ## build the Dockerfile over a small local base and let its checks 
 gates: ## judge a running server: make gates URL=http://host:8000 PROFILE=node
 	$(TOOL) env serve >/dev/null && build/serve/bin/python -m gates run --base-url $(URL) --profile $(or $(PROFILE),quick)
 
+report: ## the gates' ledger as a page: build/report/report.html
+	$(TOOL) env serve >/dev/null && build/serve/bin/python -m gates report
+
+gate-controls: ## every gate against every known fault: red on its own, green elsewhere
+	$(TOOL) env serve >/dev/null && build/serve/bin/python -m gates.controls.matrix
+
 demo: ## from nothing to the rebuilt server on the emulated Gaudi, answering
 	$(TOOL) demo
 

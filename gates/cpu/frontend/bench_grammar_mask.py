@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 import xgrammar as xgr
-from vllm_gaudi.runtime.grammar_mask import apply_packed_mask
-from xgrammar.kernels.apply_token_bitmask_inplace_cpu import apply_token_bitmask_inplace_cpu
-
 from vllm.parser.turn_grammar.template_format import turn_format
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, turn_tag
+from xgrammar.kernels.apply_token_bitmask_inplace_cpu import apply_token_bitmask_inplace_cpu
+
+from vllm_gaudi.runtime.grammar_mask import apply_packed_mask
 
 VOCAB, ROWS, STEPS = 202_048, 16, 25
 DATA = Path(__file__).parent / "data" / "turn_grammar_beam.json"

@@ -23,6 +23,7 @@ def checkpoints_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llama(checkpoints_root: Path) -> Path:
     from gates.hpusim import checkpoints
+
     return checkpoints.make("llama", checkpoints_root, num_hidden_layers=1, hidden_size=32, intermediate_size=32)
 
 
@@ -32,6 +33,7 @@ def make_engine(llama: Path) -> Callable[..., Any]:
 
     def make(asynchronous: bool, blocks: int = 24, **arguments: Any) -> Any:
         from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
+
         return ToyEngine(vllm_config(llama, async_scheduling=asynchronous, **arguments), blocks)
 
     return make
@@ -57,6 +59,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 def forward_state() -> Iterator[Any]:
     """The process's forward state, restored afterwards."""
     from vllm_gaudi.runtime.forward_state import STATE
+
     saved = dict(vars(STATE))
     STATE.events = []
     yield STATE

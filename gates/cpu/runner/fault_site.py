@@ -11,7 +11,7 @@ FAULTS = {
     "logit-rows": ("vllm_gaudi.runtime.logit_rows", "prefill_tokens", "lambda request, known: known"),
     "one-logit": ("vllm_gaudi.runtime.logit_rows", "one_logit", "lambda count: count"),
 }
-_SITE = '''
+_SITE = """
 import importlib.abc, importlib.util, sys
 
 FAULTS = {faults!r}
@@ -38,7 +38,7 @@ class _Undo(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, _Undo())
-'''
+"""
 
 
 def write(folder: Path, *names: str) -> Path:

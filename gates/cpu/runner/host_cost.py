@@ -34,6 +34,7 @@ def measure(checkpoint: Path, requests: int = 16, context: int = 262_144, rounds
     from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
     from vllm_gaudi.extension.defragmentation import OnlineDefragmenter
     from vllm_gaudi.runtime import settings
+
     runner = ToyEngine(vllm_config(checkpoint, block_size=128, max_num_seqs=requests), 64).runner
     blocks = context // 128
     table = torch.randint(0, 40_000, (requests, blocks + 1), dtype=torch.int32)
@@ -50,8 +51,7 @@ def measure(checkpoint: Path, requests: int = 16, context: int = 262_144, rounds
             settings.current.cache_clear()
             object.__setattr__(settings.current(), "host_lists", switch)
             # Without the patch the disabled defragmenter is asked for every block.
-            runner._resolve_all_blocks = (runner.defragmenter.resolve_all if switch == "off" else
-                                          resolve.__get__(runner))
+            runner._resolve_all_blocks = runner.defragmenter.resolve_all if switch == "off" else resolve.__get__(runner)
             start = time.perf_counter()
             runner._create_decode_input_data(requests, [1] * requests, counts, table)
             spent.append(time.perf_counter() - start)

@@ -19,6 +19,7 @@ def counters(llm: Any) -> dict[str, float]:
 def cached_on_repeat(llm: Any) -> list[int]:
     """Tokens taken from the prefix cache by a prompt of 600 tokens, asked twice."""
     from vllm import SamplingParams
+
     prompt = {"prompt_token_ids": [16 + (7 * i) % 400 for i in range(600)]}
     params = SamplingParams(max_tokens=2, temperature=0)
     return [llm.generate([prompt], params, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]

@@ -31,7 +31,7 @@ class Fuzz:
 
     def _arrive(self) -> None:
         draw = self._random
-        prompt = list(draw.choice(self._prefixes)[:draw.randrange(0, 80)])
+        prompt = list(draw.choice(self._prefixes)[: draw.randrange(0, 80)])
         prompt += [draw.randrange(16, self.engine.vocabulary - 16) for _ in range(draw.randrange(1, 60))]
         self._count += 1
         self.events["arrivals"] += 1

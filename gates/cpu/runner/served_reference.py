@@ -18,7 +18,7 @@ def deficits(checkpoint: Path, prompts: list[list[int]], answers: list[list[int]
     found = []
     with torch.inference_mode():
         for prompt, answer in zip(prompts, answers, strict=True):
-            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1:-1]
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
             chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
             found.append(float((logits.max(-1).values - chosen).max()))
     return found

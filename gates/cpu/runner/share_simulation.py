@@ -37,8 +37,15 @@ class ShareSimulation:
         decode_seconds: time of a decode batch.
     """
 
-    def __init__(self, config: Any, share: float, budget: int = 4096, chunk_seconds: float = 0.9,
-                 decode_seconds: float = 0.03, policy: str = "fcfs"):
+    def __init__(
+        self,
+        config: Any,
+        share: float,
+        budget: int = 4096,
+        chunk_seconds: float = 0.9,
+        decode_seconds: float = 0.03,
+        policy: str = "fcfs",
+    ):
         import torch
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -46,6 +53,7 @@ class ShareSimulation:
 
         from vllm_gaudi.runtime import prefill_share
         from vllm_gaudi.v1.core.sched.hpu_async_scheduler import HPUAsyncScheduler
+
         self.now = 0.0
         self.result = Result()
         self._token_seconds, self._decode_seconds = chunk_seconds / budget, decode_seconds
@@ -53,15 +61,19 @@ class ShareSimulation:
         config.scheduler_config.policy = policy
         size = config.cache_config.block_size
         spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
-        kv = KVCacheConfig(num_blocks=20000, kv_cache_tensors=[],
-                           kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+        kv = KVCacheConfig(num_blocks=20000, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
         config.cache_config.num_gpu_blocks = 20000
         if self._async:
             kind = HPUAsyncScheduler
         else:
             from vllm_gaudi.runtime.sync_scheduler import PrefillShareScheduler as kind
-        self.scheduler: Scheduler = kind(vllm_config=config, kv_cache_config=kv, block_size=size, log_stats=False,
-                                         structured_output_manager=StructuredOutputManager(config))
+        self.scheduler: Scheduler = kind(
+            vllm_config=config,
+            kv_cache_config=kv,
+            block_size=size,
+            log_stats=False,
+            structured_output_manager=StructuredOutputManager(config),
+        )
         if share < 1:
             lag = 1 if self._async else 0
             held = prefill_share._Policy(self.scheduler, share, lag, clock=lambda: self.now)
@@ -75,10 +87,12 @@ class ShareSimulation:
     def add(self, at: float, name: str, prompt: int, max_tokens: int) -> None:
         from vllm import SamplingParams
         from vllm.v1.request import Request
+
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
         ids = [(hash(name) + i) % 5000 for i in range(prompt)]
-        self._arrivals.append((at, Request(request_id=name, prompt_token_ids=ids, sampling_params=params,
-                                           pooling_params=None)))
+        self._arrivals.append(
+            (at, Request(request_id=name, prompt_token_ids=ids, sampling_params=params, pooling_params=None))
+        )
         self._arrivals.sort(key=lambda pair: pair[0])
 
     def _take_arrivals(self) -> None:
@@ -106,8 +120,11 @@ class ShareSimulation:
         if not self._progress:
             return
         self.result.steps += 1
-        prefill = {n: c for n, c in output.num_scheduled_tokens.items()
-                   if self.scheduler.requests[n].num_computed_tokens - c < self.scheduler.requests[n].num_prompt_tokens}
+        prefill = {
+            n: c
+            for n, c in output.num_scheduled_tokens.items()
+            if self.scheduler.requests[n].num_computed_tokens - c < self.scheduler.requests[n].num_prompt_tokens
+        }
         cost = sum(prefill.values()) * self._token_seconds
         cost += self._decode_seconds if len(prefill) < len(output.num_scheduled_tokens) else 0
         self._free_at = max(self._free_at, self.now) + cost
@@ -125,10 +142,19 @@ class ShareSimulation:
             if given:
                 self.result.first_token.setdefault(name, self.now)
                 self.result.decode_times.setdefault(name, []).append(self.now)
-        answer = SimpleNamespace(req_ids=names, req_id_to_index={n: i for i, n in enumerate(names)},
-                                 sampled_token_ids=tokens, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
-                                 num_nans_in_logits=None, kv_connector_output=None, cudagraph_stats=None,
-                                 routed_experts=None, ec_connector_output=None)
+        answer = SimpleNamespace(
+            req_ids=names,
+            req_id_to_index={n: i for i, n in enumerate(names)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+            num_nans_in_logits=None,
+            kv_connector_output=None,
+            cudagraph_stats=None,
+            routed_experts=None,
+            ec_connector_output=None,
+        )
         self.scheduler.update_from_output(output, answer)
 
     def _completes(self, name: str, output: Any) -> bool:

@@ -51,7 +51,8 @@ def test_history_survives_preemption(make_engine, asynchronous: bool) -> None:
     engine.run()
     assert preempted
     assert {n: t.got for n, t in engine.tracks.items()} == {
-        f"r{i}": penalised(p, 60, engine.vocabulary) for i, p in enumerate(prompts)}
+        f"r{i}": penalised(p, 60, engine.vocabulary) for i, p in enumerate(prompts)
+    }
 
 
 def test_no_copy_without_a_reader(make_engine) -> None:

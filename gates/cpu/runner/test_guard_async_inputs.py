@@ -40,6 +40,7 @@ def test_preempted_between_two_steps(make_engine, steps_before: int) -> None:
 
 def test_nothing_is_copied_in_the_steady_state(make_engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_gaudi.runtime import async_inputs
+
     engine = make_engine(True, 64)
     for i, prompt in enumerate(_prompts(3)):
         engine.add(f"r{i}", prompt, 30)
@@ -54,4 +55,5 @@ def test_nothing_is_copied_in_the_steady_state(make_engine, monkeypatch: pytest.
     monkeypatch.setattr(async_inputs, "seed_input_ids", counted)
     engine.run()
     assert engine.wrong() == {}
-    assert copies and not any(copies[3:]), "after the prefills every decode row was sampled one step before"
+    assert copies
+    assert not any(copies[3:]), "after the prefills every decode row was sampled one step before"

@@ -10,7 +10,6 @@ LAYERS = 8
 
 
 class CutDecoderLayer(torch.nn.Module):
-
     def forward(self, x):
         return x
 
@@ -19,6 +18,7 @@ class CutDecoderLayer(torch.nn.Module):
 def test_cuts_per_forward(forward_state, monkeypatch: pytest.MonkeyPatch, layers: int, cuts: int) -> None:
     from vllm_gaudi.runtime import forward_state as state
     from vllm_gaudi.v1.worker import hpu_model_runner as mr
+
     count = []
     model = torch.nn.Sequential(*(CutDecoderLayer() for _ in range(LAYERS)))
     mr.modify_model_layers(model, mr.get_target_layer_suffix_list(None), 1)
@@ -40,6 +40,7 @@ def test_layers_of_other_models_compile_once(forward_state) -> None:
     from torch._dynamo.testing import CompileCounter
 
     from vllm_gaudi.runtime import layer_loop
+
     counter = CompileCounter()
     disabled, torch._dynamo.config.disable = torch._dynamo.config.disable, False
     try:
@@ -60,9 +61,11 @@ def test_other_models_are_cut_as_before(settings) -> None:
     from types import SimpleNamespace
 
     from vllm_gaudi.runtime import gates
+
     settings()
     config = lambda kind: SimpleNamespace(  # noqa: E731
-        model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type=kind), hf_text_config=None))
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type=kind), hf_text_config=None)
+    )
     assert gates.decode_layers_per_graph(config("llama")) == 1
     assert gates.decode_layers_per_graph(config("beam")) == 0
     settings(DECODE_LAYERS_PER_GRAPH="4")

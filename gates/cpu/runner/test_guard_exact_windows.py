@@ -17,12 +17,19 @@ def windowed(checkpoints_root, settings):
     """`windowed(window, asynchronous, blocks, **engine)`: toy engine of a model with window and full layers."""
     from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
     from gates.hpusim import checkpoints
+
     settings(EXACT_WINDOW="on")
 
     def make(window: int, asynchronous: bool = False, blocks: int = 200, **engine):
-        folder = checkpoints.make("gemma3_text", checkpoints_root, sliding_window=window, num_hidden_layers=2,
-                                  layer_types=["sliding_attention", "full_attention"], hidden_size=32,
-                                  intermediate_size=32)
+        folder = checkpoints.make(
+            "gemma3_text",
+            checkpoints_root,
+            sliding_window=window,
+            num_hidden_layers=2,
+            layer_types=["sliding_attention", "full_attention"],
+            hidden_size=32,
+            intermediate_size=32,
+        )
         values = {"max_num_seqs": 4, **engine}
         return ToyEngine(vllm_config(folder, async_scheduling=asynchronous, **values), blocks, window=window)
 
@@ -49,7 +56,7 @@ def test_prefix_cache_and_preemption(windowed, asynchronous: bool) -> None:
     engine = windowed(24, asynchronous, 16)
     shared = _prompt(70)
     for i in range(5):
-        engine.add(f"r{i}", shared[:40 + 6 * i], 60)
+        engine.add(f"r{i}", shared[: 40 + 6 * i], 60)
     engine.run()
     engine.add("again", shared[:64], 30)
     engine.run()
@@ -64,7 +71,7 @@ def test_graph_key_depends_on_the_decode_bucket_alone(windowed) -> None:
     widths = {window for _, window in engine.toy.decode_shapes}
     full = {full for full, _ in engine.toy.decode_shapes}
     assert len(full) > 3, "the full list grew through several buckets"
-    assert widths == {(rows * 3, ) for rows in engine.toy.decode_rows}, "rows of the bucket x blocks of a window"
+    assert widths == {(rows * 3,) for rows in engine.toy.decode_rows}, "rows of the bucket x blocks of a window"
 
 
 @pytest.mark.parametrize("window", [8, 512, 2048])
@@ -76,6 +83,7 @@ def test_key_counts_over_contexts_and_chunks(window: int) -> None:
 
     from vllm_gaudi.runtime import windows
     from vllm_gaudi.v1.worker import hpu_model_runner as mr
+
     size = 128
     kept = {}
     original, mr.custom_tuple_replace = mr.custom_tuple_replace, lambda metadata, name, **fields: kept.update(fields)
@@ -85,14 +93,20 @@ def test_key_counts_over_contexts_and_chunks(window: int) -> None:
                 count = -(-context // size)
                 blocks = windows.prefill_blocks(list(range(100, 100 + count + 2)), context, window, size)
                 assert len(blocks) == windows.width(window, size)
-                metadata = SimpleNamespace(is_prompt=True, block_list=torch.tensor(blocks), block_size=size,
-                                           window_block_list=torch.tensor(blocks),
-                                           context_lens_tensor=torch.tensor([context]))
-                windows.window_bias(SimpleNamespace(block_size=size), metadata, 1, chunk, window, torch.device("cpu"),
-                                    torch.bfloat16)
+                metadata = SimpleNamespace(
+                    is_prompt=True,
+                    block_list=torch.tensor(blocks),
+                    block_size=size,
+                    window_block_list=torch.tensor(blocks),
+                    context_lens_tensor=torch.tensor([context]),
+                )
+                windows.window_bias(
+                    SimpleNamespace(block_size=size), metadata, 1, chunk, window, torch.device("cpu"), torch.bfloat16
+                )
                 seen = kept["window_attn_bias"][0, 0] == 0
-                slots = torch.cat([torch.arange(size) + (b - 100) * size for b in blocks] +
-                                  [torch.arange(chunk) + context])
+                slots = torch.cat(
+                    [torch.arange(size) + (b - 100) * size for b in blocks] + [torch.arange(chunk) + context]
+                )
                 for row in {0, chunk // 2, chunk - 1}:
                     position = context + row
                     want = list(range(max(0, position - window + 1), position + 1))
@@ -104,6 +118,7 @@ def test_key_counts_over_contexts_and_chunks(window: int) -> None:
 @pytest.mark.parametrize("window", [1, 2, 8, 128, 129, 130, 512, 2048])
 def test_decode_rule_by_brute_force(window: int) -> None:
     from vllm_gaudi.runtime import windows
+
     size = 128
     for position in range(0, 6000, 7 if window > 130 else 1):
         first, count, lead = windows.decode_span(position, window, size)
@@ -120,5 +135,6 @@ def test_other_models_keep_their_windows(windowed, settings) -> None:
     toy = windowed(24)
     settings(EXACT_WINDOW="auto")
     from vllm_gaudi.runtime import gates
+
     toy.runner.__dict__.pop("_frontier_exact_window", None)
     assert gates.exact_window(toy.runner) is False

@@ -13,6 +13,7 @@ import torch
 def test_forward_is_announced(make_engine, forward_state, prompt: bool, warmup: bool) -> None:
     from vllm_gaudi.v1.attention.backends.hpu_attn import HPUAttentionMetadataV1
     from vllm_gaudi.v1.worker.hpu_model_runner import HPUModelRunner
+
     runner = make_engine(False, 64).runner
     seen = []
 
@@ -28,6 +29,7 @@ def test_forward_is_announced(make_engine, forward_state, prompt: bool, warmup: 
     values = {name: None for name in HPUAttentionMetadataV1.__dataclass_fields__}
     values.update(is_prompt=prompt, block_size=16, slot_mapping=ids, block_list=None, input_positions=None)
     metadata = HPUAttentionMetadataV1(**values)
-    HPUModelRunner._execute_model_generic(runner, ids, ids, metadata, torch.tensor([0], device="hpu"), [], None, None,
-                                          warmup_mode=warmup)
+    HPUModelRunner._execute_model_generic(
+        runner, ids, ids, metadata, torch.tensor([0], device="hpu"), [], None, None, warmup_mode=warmup
+    )
     assert seen == [(prompt, False, prompt and not warmup)]

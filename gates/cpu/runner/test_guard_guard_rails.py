@@ -10,15 +10,19 @@ import pytest
 
 
 def _config(model_type: str = "beam", **changes: Any) -> Any:
-    text = SimpleNamespace(model_type=model_type, sliding_window=512,
-                           layer_types=["sliding_attention", "full_attention"])
+    text = SimpleNamespace(
+        model_type=model_type, sliding_window=512, layer_types=["sliding_attention", "full_attention"]
+    )
     config = SimpleNamespace(
         model_config=SimpleNamespace(hf_config=text, hf_text_config=text, dtype=None, is_hybrid=False),
-        parallel_config=SimpleNamespace(data_parallel_size=1, pipeline_parallel_size=1, worker_cls="auto",
-                                        distributed_executor_backend="uni"),
+        parallel_config=SimpleNamespace(
+            data_parallel_size=1, pipeline_parallel_size=1, worker_cls="auto", distributed_executor_backend="uni"
+        ),
         cache_config=SimpleNamespace(enable_prefix_caching=True),
         scheduler_config=SimpleNamespace(async_scheduling=True, scheduler_cls=None),
-        speculative_config=None, kv_transfer_config=None)
+        speculative_config=None,
+        kv_transfer_config=None,
+    )
     for path, value in changes.items():
         holder, _, name = path.rpartition("__")
         setattr(getattr(config, holder) if holder else config, name, value)
@@ -29,8 +33,13 @@ def _config(model_type: str = "beam", **changes: Any) -> Any:
 def flags(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vllm-gaudi's user flags, all unset."""
     from vllm_gaudi.extension import runtime
-    values = SimpleNamespace(VLLM_CONTIGUOUS_PA=None, VLLM_MERGED_PREFILL=None, VLLM_BUCKETING_STRATEGY=None,
-                             VLLM_HPU_FSDPA_SLICE_ENABLED=None)
+
+    values = SimpleNamespace(
+        VLLM_CONTIGUOUS_PA=None,
+        VLLM_MERGED_PREFILL=None,
+        VLLM_BUCKETING_STRATEGY=None,
+        VLLM_HPU_FSDPA_SLICE_ENABLED=None,
+    )
     monkeypatch.setattr(runtime, "get_config", lambda **k: values)
     return values
 
@@ -39,6 +48,7 @@ def test_refused_at_start(make_engine, settings) -> None:
     """Through the platform's own hook, with vLLM's own configuration."""
     settings(LONG_ATTENTION="on")
     from vllm_gaudi.runtime.guard_rails import UnsupportedCombination
+
     with pytest.raises((UnsupportedCombination, Exception), match="set --pipeline-parallel-size 1"):
         make_engine(False, 64, pipeline_parallel_size=2)
 
@@ -55,6 +65,7 @@ def test_refused_at_start(make_engine, settings) -> None:
 )
 def test_each_combination(flags, settings, changes: dict, advice: str) -> None:
     from vllm_gaudi.runtime import guard_rails
+
     settings()
     guard_rails.check(_config())
     with pytest.raises(guard_rails.UnsupportedCombination, match=advice):
@@ -72,6 +83,7 @@ def test_each_combination(flags, settings, changes: dict, advice: str) -> None:
 )
 def test_each_flag(flags, settings, flag: str, value: Any, advice: str) -> None:
     from vllm_gaudi.runtime import guard_rails
+
     settings()
     setattr(flags, flag, value)
     with pytest.raises(guard_rails.UnsupportedCombination, match=advice):
@@ -84,6 +96,7 @@ def test_sync_runs_get_a_scheduler_that_keeps_the_share(flags, settings) -> None
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from vllm_gaudi.runtime import guard_rails
+
     settings()
     config = _config(scheduler_config__async_scheduling=False)
     guard_rails.check(config)

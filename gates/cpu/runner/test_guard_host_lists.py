@@ -13,8 +13,13 @@ import torch
 def _state(runner, requests: int, context: int, block_size: int, blocks: int) -> tuple:
     draw = random.Random(0)
     counts = np.array([context - draw.randrange(0, context // 2) for _ in range(requests)], dtype=np.int32)
-    table = torch.randint(0, blocks, (requests, -(-(context + 1) // block_size)), dtype=torch.int32,
-                          generator=torch.Generator().manual_seed(0))
+    table = torch.randint(
+        0,
+        blocks,
+        (requests, -(-(context + 1) // block_size)),
+        dtype=torch.int32,
+        generator=torch.Generator().manual_seed(0),
+    )
     runner.positions_cpu[:requests] = torch.from_numpy(counts.astype(np.int64))
     runner.input_ids_cpu[:requests] = 1
     return counts, table
@@ -33,18 +38,21 @@ def test_no_list_is_built(make_engine, settings, monkeypatch: pytest.MonkeyPatch
     settings(HOST_LISTS="on")
     seen = []
     build = runner.get_habana_paged_attn_buffers
-    monkeypatch.setattr(runner, "get_habana_paged_attn_buffers",
-                        lambda tables, *a, **k: seen.extend(tables) or build(tables, *a, **k))
+    monkeypatch.setattr(
+        runner, "get_habana_paged_attn_buffers", lambda tables, *a, **k: seen.extend(tables) or build(tables, *a, **k)
+    )
     ours = _decode(runner, requests, counts, table)
     assert len(seen) == requests
     assert all(isinstance(row, np.ndarray) for row in seen)
     for name in ("block_list", "block_groups", "block_usage", "slot_mapping"):
         theirs, mine = getattr(upstream, name), getattr(ours, name)
-        assert theirs.dtype == mine.dtype and torch.equal(theirs.cpu(), mine.cpu()), name
+        assert theirs.dtype == mine.dtype, name
+        assert torch.equal(theirs.cpu(), mine.cpu()), name
 
 
 def test_disabled_defragmenter_is_not_consulted(make_engine) -> None:
     from types import SimpleNamespace
+
     runner = make_engine(False, 64).runner
     tables = [[3, 4], [5]]
     runner.defragmenter = SimpleNamespace(enabled=False)
@@ -57,6 +65,7 @@ def test_lists_are_kept_where_arrays_do_not_do(make_engine) -> None:
     from types import SimpleNamespace
 
     from vllm_gaudi.runtime import host_lists
+
     runner = make_engine(False, 64).runner
     assert host_lists.usable(runner)
     runner.use_contiguous_pa = True

@@ -15,7 +15,7 @@ def test_rows_per_resumed_prefill(make_engine, asynchronous: bool) -> None:
     """Requests preempted in the middle of their output resume on the blocks the prefix cache kept."""
     engine = make_engine(asynchronous, 16)
     for i in range(4):
-        engine.add(f"r{i}", PREFIX[:20 + 3 * i], 60)
+        engine.add(f"r{i}", PREFIX[: 20 + 3 * i], 60)
     hits = 0
     for _ in range(4000):
         if not engine.scheduler.has_requests():
@@ -52,6 +52,7 @@ def test_incomplete_chunks_of_structured_requests(make_engine, asynchronous: boo
 )
 def test_prefill_tokens(prompt: int, outputs: int, computed: int, expected: int) -> None:
     from vllm_gaudi.runtime import logit_rows
+
     request = SimpleNamespace(num_prompt_tokens=prompt, output_token_ids=[0] * outputs, num_computed_tokens=computed)
     known = prompt + outputs if computed == 0 else prompt
     assert logit_rows.prefill_tokens(request, known) == expected

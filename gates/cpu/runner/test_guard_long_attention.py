@@ -15,7 +15,7 @@ def _math(query, key, value, bias, scale) -> torch.Tensor:
     """fp32 attention of [batch, heads, rows, head] tensors, one row at a time."""
     rows = []
     for i in range(query.size(-2)):
-        scores = (query[..., i:i + 1, :] * key).sum(-1) * scale + bias[..., i, :]
+        scores = (query[..., i : i + 1, :] * key).sum(-1) * scale + bias[..., i, :]
         weights = torch.softmax(scores, dim=-1)
         rows.append((weights.unsqueeze(-1) * value).sum(-2))
     return torch.stack(rows, dim=-2)
@@ -39,31 +39,50 @@ class _Kernel:
 
 def _call(kernel, queries: int, keys: int, heads: int, bias: torch.Tensor, device: str = "cpu") -> torch.Tensor:
     from vllm_gaudi.extension import ops
+
     generator = torch.Generator().manual_seed(queries + keys)
     make = lambda n: torch.randn(1, n, heads, 8, generator=generator)  # noqa: E731
     query = torch.empty(1, queries, heads, 8, device=device) if device == "meta" else make(queries)
     key, value = (torch.empty(1, keys, heads, 8, device=device) if device == "meta" else make(keys) for _ in range(2))
-    return ops.prompt_attention(impl="fsdpa_impl", query=query, key=key, value=value, scale=0.5, fsdpa_op=kernel,
-                                is_causal=True, attn_bias=bias, valid_seq_lengths=torch.tensor([queries]))
+    return ops.prompt_attention(
+        impl="fsdpa_impl",
+        query=query,
+        key=key,
+        value=value,
+        scale=0.5,
+        fsdpa_op=kernel,
+        is_causal=True,
+        attn_bias=bias,
+        valid_seq_lengths=torch.tensor([queries]),
+    )
 
 
 def _metadata(context: int, chunk: int, queries: int, size: int = 16):
     from vllm_gaudi.v1.attention.backends.hpu_attn import HPUAttentionMetadataV1
     from vllm_gaudi.v1.worker.hpu_model_runner import trim_attn_metadata
+
     values = {name: None for name in HPUAttentionMetadataV1.__dataclass_fields__}
     blocks = torch.arange(-(-context // size) + 2, dtype=torch.int32)
-    values.update(is_prompt=True, block_size=size, block_list=blocks, seq_lens_tensor=torch.tensor([chunk]),
-                  context_lens_tensor=torch.tensor([context]))
+    values.update(
+        is_prompt=True,
+        block_size=size,
+        block_list=blocks,
+        seq_lens_tensor=torch.tensor([chunk]),
+        context_lens_tensor=torch.tensor([context]),
+    )
     return trim_attn_metadata(HPUAttentionMetadataV1(**values))
 
 
 def _processor():
     from vllm_gaudi.v1.worker.hpu_model_runner import HPUAttentionMetadataProcessor
+
     processor = HPUAttentionMetadataProcessor.__new__(HPUAttentionMetadataProcessor)
-    config = SimpleNamespace(model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="llama"),
-                                                          hf_text_config=None))
-    vars(processor).update(prefill_use_fusedsdpa=True, block_size=16, interleaved_sliding_window=False,
-                           vllm_config=config)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type="llama"), hf_text_config=None)
+    )
+    vars(processor).update(
+        prefill_use_fusedsdpa=True, block_size=16, interleaved_sliding_window=False, vllm_config=config
+    )
     return processor
 
 
@@ -75,6 +94,7 @@ def _bias(processor, metadata, queries: int, dtype=torch.float32) -> torch.Tenso
 def test_tiles_are_wired_in(settings, forward_state, context: int, chunk: int, queries: int) -> None:
     """Dense and compact bias, tiled, equal to one untiled call over upstream's dense bias, bit for bit."""
     from vllm_gaudi.runtime import long_attention
+
     forward_state.graphs = False
     settings(LONG_ATTENTION="off")
     dense = _bias(_processor(), _metadata(context, chunk, queries), queries)
@@ -94,7 +114,7 @@ def test_tiles_are_wired_in(settings, forward_state, context: int, chunk: int, q
     assert compact.shape == (1, 1, 1, keys)
     for first in range(0, queries, 8):
         rows = long_attention.tile_bias(compact, first, 8, queries)
-        assert torch.equal(rows, dense[:, :, first:first + 8])
+        assert torch.equal(rows, dense[:, :, first : first + 8])
     kernel = _Kernel()
     assert torch.equal(_call(kernel, queries, keys, 2, compact), expected)
 
@@ -113,8 +133,9 @@ def test_tiled_attention_is_bit_equal(settings, forward_state) -> None:
     assert kernel.workspace < 2**20
     forward_state.long_attention = False
     whole = _Kernel()
-    assert torch.equal(tiled, _call(lambda q, k, v, b, d, c, s, *r: whole(q, k, v, b, d, False, s, *r), queries, keys,
-                                    heads, dense))
+    assert torch.equal(
+        tiled, _call(lambda q, k, v, b, d, c, s, *r: whole(q, k, v, b, d, False, s, *r), queries, keys, heads, dense)
+    )
 
 
 @pytest.mark.parametrize("heads", [6, 16])
@@ -133,6 +154,7 @@ def test_metered_workspace_stays_under_the_budget(settings, forward_state, heads
 
 def test_rows_of_the_port_pages() -> None:
     from vllm_gaudi.runtime.long_attention import tile_rows
+
     rows = [tile_rows(16, 4096, keys, 2, 2 * GIB) for keys in (2**16, 2**17, 2**18, 2**19, 2**20)]
     assert rows == [256, 128, 64, 32, 16]
     assert tile_rows(16, 4096, 4096, 2, 2 * GIB) == 4096
@@ -146,6 +168,7 @@ def test_other_models_and_graphs_are_left_alone(settings, forward_state) -> None
     forward_state.graphs, forward_state.long_attention = False, False
     assert _bias(_processor(), _metadata(40, 30, 32), 32).size(-2) == 32
     from vllm_gaudi.runtime import long_attention
+
     settings(LONG_ATTENTION="on", COMPACT_BIAS_KEYS="8")
     forward_state.graphs, forward_state.long_attention = True, True
     assert _bias(_processor(), _metadata(40, 30, 32), 32).size(-2) == 32
@@ -154,6 +177,7 @@ def test_other_models_and_graphs_are_left_alone(settings, forward_state) -> None
 
 def test_tiles_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_gaudi.runtime import long_attention
+
     trace: list[tuple[str, int]] = []
 
     class Event:
@@ -178,6 +202,7 @@ def test_tiles_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_prompts_of_one_call_share_the_budget(settings, forward_state) -> None:
     from vllm_gaudi.extension import ops
+
     settings(ATTENTION_WORKSPACE_BYTES=str(2**20))
     forward_state.long_attention, forward_state.graphs = True, False
     rows = {}
@@ -185,7 +210,16 @@ def test_prompts_of_one_call_share_the_budget(settings, forward_state) -> None:
         kernel = _Kernel(attend=False)
         query = torch.empty(batch, 512, 2, 8, device="meta")
         bias = torch.empty(1, 1, 512, 512, device="meta")
-        ops.prompt_attention(impl="fsdpa_impl", query=query, key=query, value=query, scale=0.5, fsdpa_op=kernel,
-                             is_causal=True, attn_bias=bias, valid_seq_lengths=torch.tensor([512] * batch))
+        ops.prompt_attention(
+            impl="fsdpa_impl",
+            query=query,
+            key=query,
+            value=query,
+            scale=0.5,
+            fsdpa_op=kernel,
+            is_causal=True,
+            attn_bias=bias,
+            valid_seq_lengths=torch.tensor([512] * batch),
+        )
         rows[batch] = kernel.rows[0]
     assert rows == {1: 128, 4: 32}

@@ -12,20 +12,35 @@ GIB = 2**30
 
 
 def _worker(utilization: float, model_type: str = "beam") -> SimpleNamespace:
-    model = SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type), hf_text_config=None, use_mla=False,
-                            enforce_eager=True, dtype=torch.bfloat16, max_model_len=262144,
-                            get_num_attention_heads=lambda parallel: 6, get_hidden_size=lambda: 6144)
-    config = SimpleNamespace(model_config=model, parallel_config=None,
-                             scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
-                             compilation_config=SimpleNamespace(static_forward_context={}))
+    model = SimpleNamespace(
+        hf_config=SimpleNamespace(model_type=model_type),
+        hf_text_config=None,
+        use_mla=False,
+        enforce_eager=True,
+        dtype=torch.bfloat16,
+        max_model_len=262144,
+        get_num_attention_heads=lambda parallel: 6,
+        get_hidden_size=lambda: 6144,
+    )
+    config = SimpleNamespace(
+        model_config=model,
+        parallel_config=None,
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
+        compilation_config=SimpleNamespace(static_forward_context={}),
+    )
     runner = SimpleNamespace(get_kv_cache_spec=dict, profile_run=lambda **k: None, mem_margin=None)
-    return SimpleNamespace(model_runner=runner, model_config=model, vllm_config=config,
-                           cache_config=SimpleNamespace(gpu_memory_utilization=utilization))
+    return SimpleNamespace(
+        model_runner=runner,
+        model_config=model,
+        vllm_config=config,
+        cache_config=SimpleNamespace(gpu_memory_utilization=utilization),
+    )
 
 
 @pytest.fixture
 def measure(monkeypatch: pytest.MonkeyPatch):
     from vllm_gaudi.v1.worker import hpu_worker
+
     monkeypatch.setattr(torch.hpu, "mem_get_info", lambda *a: (24 * GIB, 96 * GIB))
     monkeypatch.setattr(hpu_worker, "bind_kv_cache", lambda *a, **k: None)
     return hpu_worker.HPUWorker.determine_available_memory
@@ -45,6 +60,7 @@ def test_advice_passes_the_check(settings, monkeypatch: pytest.MonkeyPatch) -> N
     import re
 
     from vllm_gaudi.runtime import memory_margin
+
     settings()
     config = _worker(0.99).vllm_config
     for needed in range(1, 90):
@@ -56,6 +72,7 @@ def test_advice_passes_the_check(settings, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_memory_left_is_refused_as_such(settings) -> None:
     from vllm_gaudi.runtime import memory_margin
+
     settings()
     with pytest.raises(ValueError, match=r"leaves 0\.00 GiB"):
         memory_margin.check(_worker(0.9).vllm_config, 0, 0.9)
@@ -63,6 +80,7 @@ def test_no_memory_left_is_refused_as_such(settings) -> None:
 
 def test_estimate_follows_the_settings(settings) -> None:
     from vllm_gaudi.runtime.memory_margin import prefill_bytes
+
     config = _worker(0.9).vllm_config
     settings()
     bias, activations = 4096 * 65536 * 2, 2 * 4096 * 6144 * 2 * 8
@@ -71,5 +89,6 @@ def test_estimate_follows_the_settings(settings) -> None:
     assert prefill_bytes(config) == GIB + bias + activations // 2
     settings(ATTENTION_WORKSPACE_BYTES="1048576")
     from vllm_gaudi.runtime import memory_margin
+
     with pytest.raises(ValueError, match="lower --max-num-batched-tokens"):
         memory_margin.check(config, 0.9 * GIB, 0.9)

@@ -12,6 +12,7 @@ EXPERTS, HIDDEN, INNER, TOKENS = 4, 32, 16, 5
 @pytest.fixture
 def experts():
     from vllm_gaudi.extension.ops import VllmMixtureOfExpertsOpFP8PerChannel
+
     op = VllmMixtureOfExpertsOpFP8PerChannel(EXPERTS, EXPERTS, 0, EXPERTS - 1)
     generator = torch.Generator().manual_seed(0)
     for i in range(EXPERTS):
@@ -50,6 +51,7 @@ class _Packet:
 
 def test_overload_is_named(experts, settings, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_gaudi.runtime import moe_overload
+
     packet = _Packet(torch.ops.hpu.mixture_of_experts)
     monkeypatch.setattr(torch.ops.hpu, "mixture_of_experts", packet)
     moe_overload._resolve.cache_clear()
@@ -78,6 +80,7 @@ def test_what_the_packet_costs(printed) -> None:
 
 def test_falls_back_without_a_match(experts, settings, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_gaudi.runtime import moe_overload
+
     settings(MOE_OVERLOAD="on")
     expected = experts().cpu()
     monkeypatch.setattr(moe_overload, "_resolve", lambda call: None)
@@ -86,6 +89,7 @@ def test_falls_back_without_a_match(experts, settings, monkeypatch: pytest.Monke
 
 def test_only_an_exact_match_is_taken() -> None:
     from vllm_gaudi.runtime.moe_overload import matching
+
     tensors = {"x": "Tensor", "w": "Tensor"}
     with torch.library._scoped_library("overload_test", "FRAGMENT") as library:
         library.define("mix.a(Tensor x, Tensor w) -> Tensor")

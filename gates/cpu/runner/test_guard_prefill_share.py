@@ -29,9 +29,19 @@ def configs(llama):
     return make
 
 
-def _simulate(configs, asynchronous: bool, share: float, *extra: tuple, until: float = 400.0, decodes: int = 4,
-              policy: str = "fcfs", long_at: float = 5.0, decode_seconds: float = 0.09):
+def _simulate(
+    configs,
+    asynchronous: bool,
+    share: float,
+    *extra: tuple,
+    until: float = 400.0,
+    decodes: int = 4,
+    policy: str = "fcfs",
+    long_at: float = 5.0,
+    decode_seconds: float = 0.09,
+):
     from gates.cpu.runner.share_simulation import ShareSimulation
+
     simulation = ShareSimulation(configs(asynchronous), share, policy=policy, decode_seconds=decode_seconds)
     for i in range(decodes):
         simulation.add(0.0, f"decode{i}", 200, 200_000 if decodes else 1)
@@ -95,7 +105,8 @@ def test_short_prompts_do_not_wait_longer(configs, settings, asynchronous: bool,
     ttft = lambda result: [result.first_token[n] - at for at, n, _, _ in short]  # noqa: E731
     assert all(h <= f + CHUNK for h, f in zip(ttft(held), ttft(free), strict=True)), (ttft(held), ttft(free))
     assert max(ttft(held)) <= 3 * CHUNK
-    assert held.first_token["second"] and held.first_token["long"], "neither long prompt starves"
+    assert held.first_token["second"], "the second long prompt starves"
+    assert held.first_token["long"], "the first long prompt starves"
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -109,6 +120,7 @@ def test_nothing_waits_when_nothing_decodes(configs, settings, asynchronous: boo
 def test_hiccup_does_not_become_debt() -> None:
     """A step that took a hundred times longer (a compilation) must not stall the prompt for minutes."""
     from vllm_gaudi.runtime.prefill_share import DutyCycle
+
     now = [0.0]
     cycle = DutyCycle(0.75, 0, clock=lambda: now[0])
     for took, long_tokens in [(0.03, 0), (0.93, 4096), (90.0, 4096)]:
@@ -134,7 +146,8 @@ def test_held_prompts_keep_their_place() -> None:
         __hash__ = object.__hash__
 
     make = lambda name, tokens: Waiting(  # noqa: E731
-        request_id=name, num_tokens=tokens, num_computed_tokens=0, is_prefill_chunk=False)
+        request_id=name, num_tokens=tokens, num_computed_tokens=0, is_prefill_chunk=False
+    )
     queue = FCFSRequestQueue([make("a", 10), make("b", 50_000), make("c", 10), make("d", 50_000)])
     scheduler = SimpleNamespace(waiting=queue, running=[make("x", 5)], current_step=3, requests={})
     policy = _Policy(scheduler, 0.75, 0)

@@ -12,7 +12,6 @@ VOCABULARY, HIDDEN = 1000, 16
 
 
 class _Model:
-
     def __init__(self) -> None:
         self.weight = torch.randn(HIDDEN, VOCABULARY, generator=torch.Generator().manual_seed(0))
         self.rows: list[int] = []
@@ -28,17 +27,20 @@ def _collect(tokens: int, prompt: int, computed: int = 0) -> tuple[_Model, objec
     from vllm.v1.sample.sampler import Sampler
 
     from vllm_gaudi.v1.worker.hpu_model_runner import HPUModelRunner
-    ids = torch.randint(0, VOCABULARY, (prompt, ), generator=torch.Generator().manual_seed(1)).tolist()
+
+    ids = torch.randint(0, VOCABULARY, (prompt,), generator=torch.Generator().manual_seed(1)).tolist()
     target = LogprobsTensors.empty_cpu(prompt - 1, 4)
     model = _Model()
     runner = SimpleNamespace(
-        model=model, sampler=Sampler(), device="hpu",
+        model=model,
+        sampler=Sampler(),
+        device="hpu",
         requests={"r": SimpleNamespace(prompt_token_ids=ids, num_computed_tokens=computed)},
-        input_batch=SimpleNamespace(num_prompt_logprobs={"r": 3}, in_progress_prompt_logprobs_cpu={"r": target}))
+        input_batch=SimpleNamespace(num_prompt_logprobs={"r": 3}, in_progress_prompt_logprobs_cpu={"r": target}),
+    )
     runner._gather_prompt_logprobs_hpu = HPUModelRunner._gather_prompt_logprobs_hpu.__get__(runner)
     hidden = torch.randn(1, tokens, HIDDEN, generator=torch.Generator().manual_seed(2)).to("hpu")
-    HPUModelRunner._get_prompt_logprobs_dict(runner, {"r": hidden},
-                                             SimpleNamespace(num_scheduled_tokens={"r": tokens}))
+    HPUModelRunner._get_prompt_logprobs_dict(runner, {"r": hidden}, SimpleNamespace(num_scheduled_tokens={"r": tokens}))
     torch.hpu.synchronize()
     return model, (ids, hidden[0].cpu(), target)
 
@@ -48,7 +50,7 @@ def test_rows_per_call(prompt: int) -> None:
     model, (ids, hidden, target) = _collect(prompt, prompt)
     assert set(model.rows) == {256}, "one shape, so one recipe"
     assert len(model.rows) == -(-(prompt - 1) // 256)
-    rows = torch.log_softmax(torch.stack([h @ model.weight for h in hidden[:prompt - 1]]), dim=-1)
+    rows = torch.log_softmax(torch.stack([h @ model.weight for h in hidden[: prompt - 1]]), dim=-1)
     next_ids = torch.tensor(ids[1:])
     top = rows.topk(3, dim=-1)
     assert torch.equal(target.logprobs[:, 1:], top.values)

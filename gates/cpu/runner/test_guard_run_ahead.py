@@ -12,14 +12,12 @@ LAYERS = 62
 
 
 class ToyDecoderLayer(torch.nn.Module):
-
     def forward(self, x):
         TRACE.append("layer")
         return x
 
 
 class _Model(torch.nn.Module):
-
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(ToyDecoderLayer() for _ in range(LAYERS))
@@ -72,6 +70,7 @@ def loaded(make_engine, monkeypatch: pytest.MonkeyPatch, forward_state):
 
 def _forward(model, tokens: int, graphs: bool = False, prompt: bool = True, warmup: bool = False) -> list:
     from vllm_gaudi.runtime import forward_state
+
     TRACE.clear()
     forward_state.note_forward(prompt, tokens, graphs, warmup)
     model(torch.zeros(1))
@@ -93,8 +92,12 @@ def test_prefill_waits_for_earlier_layers(loaded, depth: int, tokens: int) -> No
 
 def test_nothing_waits_elsewhere(loaded) -> None:
     model = loaded(2)
-    for case in ({"tokens": 255}, {"tokens": 4096, "graphs": True}, {"tokens": 4096, "prompt": False},
-                 {"tokens": 4096, "warmup": True}):
+    for case in (
+        {"tokens": 255},
+        {"tokens": 4096, "graphs": True},
+        {"tokens": 4096, "prompt": False},
+        {"tokens": 4096, "warmup": True},
+    ):
         assert not [e for e in _forward(model, **case) if isinstance(e, tuple)], case
     assert [e for e in _forward(loaded(0), 4096) if isinstance(e, tuple)] == []
 
@@ -105,10 +108,14 @@ def test_own_layer_loop(forward_state, monkeypatch: pytest.MonkeyPatch) -> None:
 
     from vllm_gaudi.runtime import forward_state as state
     from vllm_gaudi.runtime import layer_loop
+
     calls = []
     monkeypatch.setattr(htorch.core, "mark_step", lambda *a, **k: calls.append("cut"))
-    monkeypatch.setattr(torch.hpu, "Event", lambda: SimpleNamespace(record=lambda: calls.append("record"),
-                                                                    synchronize=lambda: calls.append("wait")))
+    monkeypatch.setattr(
+        torch.hpu,
+        "Event",
+        lambda: SimpleNamespace(record=lambda: calls.append("record"), synchronize=lambda: calls.append("wait")),
+    )
     forward_state.run_ahead_depth, forward_state.decode_layers_per_graph = 1, 2
     state.note_forward(True, 512, False, False)
     for _ in range(2):

@@ -32,6 +32,7 @@ def test_settings_follow_their_request(make_engine, asynchronous: bool) -> None:
 
 def _run_with_bad_word(engine, banned: int) -> list[list[int]]:
     from vllm import SamplingParams
+
     engine.add("r0", PROMPTS[0], 10)
     for _ in range(4):
         engine.step()
@@ -86,6 +87,7 @@ def test_a_new_request_at_the_address_of_a_finished_one_gets_its_own_settings(ma
     from vllm.v1.sample.logits_processor.builtin import LogitBiasLogitsProcessor
 
     from vllm_gaudi.runtime.sampling_rows import _Processors
+
     runner = make_engine(False, 64).runner
     processors = _Processors(runner, 4)
     (bias,) = (p for p in processors.processors.all if isinstance(p, LogitBiasLogitsProcessor))
@@ -107,6 +109,7 @@ def test_reordered_batch_is_noticed(make_engine) -> None:
     from types import SimpleNamespace
 
     from vllm_gaudi.runtime import sampling_rows
+
     invalidated = []
     batch = SimpleNamespace(req_ids=["a", "b"], _invalidate_prompt_token_ids_cache=lambda: invalidated.append(1))
     runner = SimpleNamespace(input_batch=batch)

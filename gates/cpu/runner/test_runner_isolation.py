@@ -24,13 +24,20 @@ def _canaries(count: int, seed: int) -> list[list[int]]:
     """Unique prompts; groups of four share a block-aligned prefix, so that the prefix cache is hit."""
     draw = random.Random(seed)
     shared = [[draw.randrange(16, VOCABULARY) for _ in range(128)] for _ in range(count // 4 + 1)]
-    return [(shared[i // 4] if i % 2 else []) + [draw.randrange(16, VOCABULARY) for _ in range(draw.randrange(20, 140))]
-            for i in range(count)]
+    return [
+        (shared[i // 4] if i % 2 else []) + [draw.randrange(16, VOCABULARY) for _ in range(draw.randrange(20, 140))]
+        for i in range(count)
+    ]
 
 
 def _ask(client, prompt: list[int], max_tokens: int) -> list[int]:
-    answer = client.completions.create(model="tiny", prompt=prompt, max_tokens=max_tokens, temperature=0,
-                                       extra_body={"ignore_eos": True, "return_token_ids": True})
+    answer = client.completions.create(
+        model="tiny",
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )
     return list(answer.choices[0].token_ids)
 
 
@@ -42,6 +49,7 @@ def _foreign(checkpoint: Path, outputs: int, max_tokens: int, env: dict[str, str
     """Outputs with a foreign token, or of the wrong length, and the preemptions seen."""
     from gates.cpu.runner.served_reference import deficits
     from gates.hpusim.testing import serve
+
     prompts = _canaries(outputs, seed=outputs)
     arguments = ("--num-gpu-blocks-override", "14", "--block-size", "128", "--enable-prefix-caching")
     with serve(checkpoint, *arguments, env={"HPUSIM_TRACK": "0", **env}, max_num_seqs=8) as server:
@@ -56,6 +64,7 @@ def _foreign(checkpoint: Path, outputs: int, max_tokens: int, env: dict[str, str
 @pytest.fixture(scope="session")
 def served_llama(checkpoints_root: Path) -> Path:
     from gates.hpusim import checkpoints
+
     return checkpoints.make("llama", checkpoints_root)
 
 
@@ -67,9 +76,10 @@ def test_no_foreign_token(served_llama: Path, outputs: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("faults", [("one-logit", "logit-rows"), ("async-inputs", )])
+@pytest.mark.parametrize("faults", [("one-logit", "logit-rows"), ("async-inputs",)])
 def test_control_without_a_fix(served_llama: Path, tmp_path: Path, faults: tuple[str, ...]) -> None:
     from gates.cpu.runner import fault_site
+
     folder = fault_site.write(tmp_path / "site", *faults)
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     foreign, preemptions = _foreign(served_llama, 96, 160, {"PYTHONPATH": path})

@@ -19,9 +19,18 @@ def test_defaults_parse_and_match_the_dataclass() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("EXACT_WINDOW", "yes"), ("ATTENTION_WORKSPACE_BYTES", "2GiB"), ("ATTENTION_WORKSPACE_BYTES", "-1"),
-     ("RUN_AHEAD_DEPTH", "3"), ("PREFILL_SHARE", "0"), ("PREFILL_SHARE", "1.5"), ("PREFILL_SHARE", "nan"),
-     ("DECODE_LAYERS_PER_GRAPH", "-1"), ("DECODE_LAYERS_PER_GRAPH", "all")])
+    [
+        ("EXACT_WINDOW", "yes"),
+        ("ATTENTION_WORKSPACE_BYTES", "2GiB"),
+        ("ATTENTION_WORKSPACE_BYTES", "-1"),
+        ("RUN_AHEAD_DEPTH", "3"),
+        ("PREFILL_SHARE", "0"),
+        ("PREFILL_SHARE", "1.5"),
+        ("PREFILL_SHARE", "nan"),
+        ("DECODE_LAYERS_PER_GRAPH", "-1"),
+        ("DECODE_LAYERS_PER_GRAPH", "all"),
+    ],
+)
 def test_refusal_names_variable_value_and_choices(name: str, value: str) -> None:
     with pytest.raises(settings.SettingError, match=f"{settings.PREFIX}{name}='{value}' is not accepted: set it to"):
         settings.parse({settings.PREFIX + name: value})
@@ -33,10 +42,16 @@ def test_near_miss_is_refused_and_foreign_names_are_not() -> None:
     settings.parse({settings.PREFIX + "SOMETHING_ELSE": "1"})
 
 
-@pytest.mark.parametrize("name", [
-    "VLLM_GAUDI_FRONTER_EXACT_WINDOW", "VLLM_GUADI_FRONTIER_EXACT_WINDOW", "vllm_gaudi_frontier_exact_window",
-    "VLLM_GAUDI_EXACT_WINDOW", "VLLM_EXACT_WINDOW"
-])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "VLLM_GAUDI_FRONTER_EXACT_WINDOW",
+        "VLLM_GUADI_FRONTIER_EXACT_WINDOW",
+        "vllm_gaudi_frontier_exact_window",
+        "VLLM_GAUDI_EXACT_WINDOW",
+        "VLLM_EXACT_WINDOW",
+    ],
+)
 def test_near_miss_of_the_prefix_is_refused(name: str) -> None:
     with pytest.raises(settings.SettingError, match=f"{name} .*did you mean VLLM_GAUDI_FRONTIER_EXACT_WINDOW"):
         settings.parse({name: "on"})
@@ -46,6 +61,7 @@ def test_variables_of_vllm_and_its_plugin_are_no_near_misses() -> None:
     from vllm import envs
 
     from vllm_gaudi import envs as plugin
+
     names = [*envs.environment_variables, *plugin.environment_variables]
     assert len(names) > 100
     settings.parse(dict.fromkeys(names, "1"))

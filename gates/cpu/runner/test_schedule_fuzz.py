@@ -49,11 +49,13 @@ def test_ten_thousand_steps(make_engine, asynchronous: bool, seed: int) -> None:
 def test_control_without_one_fix(make_engine, monkeypatch, asynchronous, module, name, upstream) -> None:
     """The same schedule with one fix taken out returns wrong tokens or ends in an error."""
     import importlib
+
     owner = importlib.import_module(f"vllm_gaudi.runtime.{module}")
     monkeypatch.setattr(owner, name, upstream)
     if name == "one_logit":
-        monkeypatch.setattr(importlib.import_module("vllm_gaudi.runtime.logit_rows"), "prefill_tokens",
-                            lambda request, known: known)
+        monkeypatch.setattr(
+            importlib.import_module("vllm_gaudi.runtime.logit_rows"), "prefill_tokens", lambda request, known: known
+        )
     try:
         fuzz, _ = _fuzz(make_engine, asynchronous, 1500, seed=2)
     except (AssertionError, IndexError, RuntimeError, ValueError, KeyError):

@@ -50,8 +50,9 @@ class ToyModel:
         logits[rows, answers.long() ^ 1] = 5
         return logits
 
-    def forward(self, token_ids: Any, position_ids: Any, metadata: Any, logits_indices: Any, *args: Any,
-                **kwargs: Any) -> tuple:
+    def forward(
+        self, token_ids: Any, position_ids: Any, metadata: Any, logits_indices: Any, *args: Any, **kwargs: Any
+    ) -> tuple:
         rows = self._prefill(token_ids, metadata) if metadata.is_prompt else self._decode(token_ids, metadata)
         self.forwards += 1
         answers = torch.tensor(rows, device="hpu")
@@ -73,7 +74,7 @@ class ToyModel:
             context: list[int] = []
             if metadata.block_list is not None:
                 blocks = metadata.block_list.view(batch, -1)[row].cpu().numpy()
-                context = self._blocks(blocks).ravel()[:int(metadata.context_lens_tensor[row].cpu())].tolist()
+                context = self._blocks(blocks).ravel()[: int(metadata.context_lens_tensor[row].cpu())].tolist()
             self.cache[slots[row, :count]] = fed[row, :count]
             known = list(context)
             for column in range(width):
@@ -89,7 +90,7 @@ class ToyModel:
         read = self._blocks(metadata.block_list.cpu().numpy())
         answers = []
         for row in range(token_ids.size(0)):
-            context = [read[i, :usage[i]] for i in np.flatnonzero(groups == row)]
+            context = [read[i, : usage[i]] for i in np.flatnonzero(groups == row)]
             answers.append(next_token(np.concatenate(context), self.vocabulary) if context else 0)
         return answers
 
@@ -108,7 +109,7 @@ class Track:
         """The first `count` tokens the request must return."""
         known, answers = list(self.prompt), []
         for _ in range(count):
-            token = next_token(known[-self.window:], vocabulary)
+            token = next_token(known[-self.window :], vocabulary)
             token = allowed_neighbour(token) if self.structured and token % 2 else token
             answers.append(token)
             known.append(token)
@@ -118,8 +119,17 @@ class Track:
 def vllm_config(checkpoint: Path, **arguments: Any) -> Any:
     """A VllmConfig for `checkpoint`, built once per process by the caller (vLLM keeps global state)."""
     from vllm.engine.arg_utils import EngineArgs
-    values = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64, "enforce_eager": True, "seed": 0,
-              "block_size": 16, "enable_prefix_caching": True, **arguments}
+
+    values = {
+        "max_model_len": 256,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "enforce_eager": True,
+        "seed": 0,
+        "block_size": 16,
+        "enable_prefix_caching": True,
+        **arguments,
+    }
     return EngineArgs(model=str(checkpoint), **values).create_engine_config()
 
 
@@ -144,8 +154,13 @@ class ToyEngine:
         config.cache_config.num_gpu_blocks = blocks
         self.is_async = config.scheduler_config.async_scheduling
         kind = HPUAsyncScheduler if self.is_async else Scheduler
-        self.scheduler = kind(vllm_config=config, kv_cache_config=kv, block_size=size, log_stats=False,
-                              structured_output_manager=StructuredOutputManager(config))
+        self.scheduler = kind(
+            vllm_config=config,
+            kv_cache_config=kv,
+            block_size=size,
+            log_stats=False,
+            structured_output_manager=StructuredOutputManager(config),
+        )
         hash_fn = get_hash_fn_by_name("sha256")
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(size, hash_fn)
@@ -163,6 +178,7 @@ class ToyEngine:
         self.window = window
         if window:
             from gates.cpu.runner.window_toy import WindowToy
+
             self.toy: ToyModel = WindowToy(blocks, size, self.vocabulary, runner)
         else:
             self.toy = ToyModel(blocks, size, self.vocabulary)
@@ -176,21 +192,34 @@ class ToyEngine:
     def add(self, name: str, prompt: list[int], max_tokens: int, structured: bool = False, **sampling: Any) -> None:
         from vllm import SamplingParams
         from vllm.v1.request import Request
+
         values = {"temperature": 0, "ignore_eos": True, **sampling}
         params = SamplingParams(max_tokens=max_tokens, **values)
         self.tracks[name] = Track(prompt, max_tokens, structured, self.window)
-        self.scheduler.add_request(Request(request_id=name, prompt_token_ids=list(prompt), sampling_params=params,
-                                           pooling_params=None, block_hasher=self._hasher))
+        self.scheduler.add_request(
+            Request(
+                request_id=name,
+                prompt_token_ids=list(prompt),
+                sampling_params=params,
+                pooling_params=None,
+                block_hasher=self._hasher,
+            )
+        )
 
     def abort(self, name: str) -> None:
         from vllm.v1.request import RequestStatus
+
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         self.tracks.pop(name, None)
 
     def _grammar(self, output: Any) -> Any | None:
         from vllm.v1.core.sched.output import GrammarOutput
-        names = [n for n in output.num_scheduled_tokens if n in self.tracks and self.tracks[n].structured
-                 and not self.scheduler.requests[n].is_prefill_chunk]
+
+        names = [
+            n
+            for n in output.num_scheduled_tokens
+            if n in self.tracks and self.tracks[n].structured and not self.scheduler.requests[n].is_prefill_chunk
+        ]
         if not names:
             return None
         even = np.full((len(names), -(-self.vocabulary // 32)), 0x55555555, dtype=np.int32)

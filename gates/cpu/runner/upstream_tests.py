@@ -41,8 +41,15 @@ def outcomes(tree: Path, files: tuple[str, ...] = FILES, timeout: float = 1200) 
         paths = [f"tests/unit_tests/{name}" for name in files if (tree / "tests/unit_tests" / name).exists()]
         # A tree inside this project must not take its pytest settings.
         options = [f"--rootdir={tree}", f"--config-file={tree / 'pyproject.toml'}", f"--junitxml={report}"]
-        subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *paths],
-                       cwd=tree, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *paths],
+            cwd=tree,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
         found = {}
         for case in ET.parse(report).getroot().iter("testcase"):
             kinds = {child.tag for child in case} & {"failure", "error", "skipped"}

@@ -17,6 +17,7 @@ class WindowToy(ToyModel):
     def __init__(self, blocks: int, block_size: int, vocabulary: int, runner: Any):
         super().__init__(blocks, block_size, vocabulary)
         from vllm_gaudi.v1.worker.hpu_model_runner import HPUAttentionMetadataProcessor, trim_attn_metadata
+
         self._processor = HPUAttentionMetadataProcessor(runner.vllm_config)
         self._trim = trim_attn_metadata
         self.decode_shapes: set[tuple] = set()

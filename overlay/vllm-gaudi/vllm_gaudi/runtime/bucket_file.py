@@ -37,7 +37,7 @@ def skip_malformed(expand: Callable[[str], str], line: str, number: int, file_na
 def _problem(bucket: object) -> str:
     if not isinstance(bucket, tuple) or len(bucket) != 3:
         return "not three entries"
-    for name, entry in zip(("batch size", "query length", "blocks"), bucket):
+    for name, entry in zip(("batch size", "query length", "blocks"), bucket, strict=True):
         values = entry if isinstance(entry, list) else [entry]
         if not values:
             return f"no value for {name}"

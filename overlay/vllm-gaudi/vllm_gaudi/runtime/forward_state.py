@@ -53,5 +53,10 @@ def note_forward(is_prompt: bool, tokens: int, graphs: bool, warmup: bool) -> No
     STATE.is_prompt = bool(is_prompt)
     STATE.graphs = bool(graphs)
     STATE.layer = 0
-    STATE.bounded = bool(STATE.run_ahead_depth and is_prompt and not graphs and not warmup
-                         and tokens >= settings.current().run_ahead_min_tokens)
+    STATE.bounded = bool(
+        STATE.run_ahead_depth
+        and is_prompt
+        and not graphs
+        and not warmup
+        and tokens >= settings.current().run_ahead_min_tokens
+    )

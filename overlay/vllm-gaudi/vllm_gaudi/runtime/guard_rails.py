@@ -71,6 +71,7 @@ def check(vllm_config: Any) -> None:
     if vllm_config.model_config is None:
         return
     from vllm_gaudi.extension.runtime import get_config
+
     problems = _problems(vllm_config, get_config())
     if problems:
         lines = "; ".join(f"{what} is not supported: {change}" for what, change in problems)

@@ -18,8 +18,11 @@ from vllm_gaudi.runtime import settings
 def usable(runner: Any) -> bool:
     """Whether the arrays can stand in for upstream's lists: nothing remaps or reorders block ids."""
     defragmenter = getattr(runner, "defragmenter", None)
-    return (settings.current().host_lists != "off" and not runner.use_contiguous_pa
-            and not (defragmenter and defragmenter.enabled))
+    return (
+        settings.current().host_lists != "off"
+        and not runner.use_contiguous_pa
+        and not (defragmenter and defragmenter.enabled)
+    )
 
 
 def loop_rows(runner: Any, num_blocks: list[int], num_tokens: int) -> list[int]:
@@ -27,8 +30,9 @@ def loop_rows(runner: Any, num_blocks: list[int], num_tokens: int) -> list[int]:
     return [] if num_tokens == 1 and usable(runner) else num_blocks
 
 
-def array_rows(runner: Any, lists: list, num_decodes: int, context_lens: Any, table: torch.Tensor,
-               block_size: int) -> list:
+def array_rows(
+    runner: Any, lists: list, num_decodes: int, context_lens: Any, table: torch.Tensor, block_size: int
+) -> list:
     """Block ids per request as views into the block table, or `lists` if upstream's loop made them.
 
     Args:
@@ -42,8 +46,9 @@ def array_rows(runner: Any, lists: list, num_decodes: int, context_lens: Any, ta
     return [blocks[row, :count] for row, count in enumerate(counts.tolist())]
 
 
-def paged_buffers(runner: Any, block_tables: list, slot_mapping: list, batch_size: int,
-                  block_size: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+def paged_buffers(
+    runner: Any, block_tables: list, slot_mapping: list, batch_size: int, block_size: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """Block list and groups [bucket] int64 and usage [bucket] in model dtype; None for Python lists."""
     if not block_tables or not isinstance(block_tables[0], np.ndarray):
         return None
@@ -59,7 +64,10 @@ def paged_buffers(runner: Any, block_tables: list, slot_mapping: list, batch_siz
     groups[:total] = np.repeat(np.arange(len(counts)), counts)
     usage[:total] = block_size
     filled = counts > 0
-    last = np.asarray([slot[0] % block_size + 1 for slot in slot_mapping[:len(counts)]], dtype=np.float32)
+    last = np.asarray([slot[0] % block_size + 1 for slot in slot_mapping[: len(counts)]], dtype=np.float32)
     usage[np.cumsum(counts)[filled] - 1] = last[filled]
-    return (torch.from_numpy(block_list), torch.from_numpy(groups),
-            torch.from_numpy(usage).to(runner.model_config.dtype))
+    return (
+        torch.from_numpy(block_list),
+        torch.from_numpy(groups),
+        torch.from_numpy(usage).to(runner.model_config.dtype),
+    )

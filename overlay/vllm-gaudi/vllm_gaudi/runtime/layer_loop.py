@@ -55,6 +55,7 @@ def bound_run_ahead(layer: int) -> None:
 def end_layer() -> None:
     """Graph cut and run-ahead bound after one decoder layer of a model that owns its layer loop."""
     import habana_frameworks.torch as htorch
+
     STATE.layer += 1
     if not _inside_group():
         htorch.core.mark_step()
@@ -78,7 +79,6 @@ def install(model: torch.nn.Module, suffixes: list[str]) -> int:
     collect(model)
 
     def hook(index: int) -> Any:
-
         def after(module: torch.nn.Module, args: Any, output: Any) -> None:
             bound_run_ahead(index)
 

@@ -37,23 +37,33 @@ def tile_rows(heads: int, queries: int, keys: int, itemsize: int, budget: int) -
         return queries
     rows = 1
     if not fits(rows):
-        raise RuntimeError(f"attention of {heads} heads over {keys} keys needs {WORKSPACE_BYTES * heads * keys} bytes "
-                           f"of workspace for one query row, over {settings.variable('attention_workspace_bytes')}="
-                           f"{budget}: raise it or shorten the context")
+        raise RuntimeError(
+            f"attention of {heads} heads over {keys} keys needs {WORKSPACE_BYTES * heads * keys} bytes "
+            f"of workspace for one query row, over {settings.variable('attention_workspace_bytes')}="
+            f"{budget}: raise it or shorten the context"
+        )
     while rows * 2 < queries and fits(rows * 2):
         rows *= 2
     return rows
 
 
-def compact_bias(processor: Any, metadata: Any, batch_size: int, seq_len: int, device: torch.device,
-                 dtype: torch.dtype) -> Any:
+def compact_bias(
+    processor: Any, metadata: Any, batch_size: int, seq_len: int, device: torch.device, dtype: torch.dtype
+) -> Any:
     """Metadata whose `attn_bias` is the validity row [batch, 1, 1, keys] when the context is long.
 
     Upstream leaves a bias that is already set alone, so the dense one is never built.
     """
     from vllm_gaudi.runtime import gates
-    if (metadata is None or not metadata.is_prompt or metadata.block_list is None or metadata.attn_bias is not None
-            or not processor.prefill_use_fusedsdpa or STATE.graphs):
+
+    if (
+        metadata is None
+        or not metadata.is_prompt
+        or metadata.block_list is None
+        or metadata.attn_bias is not None
+        or not processor.prefill_use_fusedsdpa
+        or STATE.graphs
+    ):
         return metadata
     block_size = metadata.block_size or processor.block_size
     context_keys = metadata.block_list.size(-1) // batch_size * block_size
@@ -64,6 +74,7 @@ def compact_bias(processor: Any, metadata: Any, batch_size: int, seq_len: int, d
     if not gates.long_attention(processor.vllm_config):
         return metadata
     from vllm_gaudi.v1.worker.hpu_model_runner import custom_tuple_replace
+
     context = metadata.context_lens_tensor.view(batch_size, 1)
     chunk = metadata.seq_lens_tensor.view(batch_size, 1)
     key = torch.arange(keys, dtype=torch.int32, device=device).view(1, keys)
@@ -80,7 +91,7 @@ def tile_bias(bias: torch.Tensor, first: int, rows: int, queries: int) -> torch.
             causality is added: row i sees key k iff it is valid and k - (keys - queries) <= i.
     """
     if bias.size(-2) != 1 or queries == 1:
-        return bias[..., first:first + rows, :]
+        return bias[..., first : first + rows, :]
     keys = bias.size(-1)
     key = torch.arange(keys, dtype=torch.int32, device=bias.device).view(1, keys)
     row = torch.arange(first, first + rows, dtype=torch.int32, device=bias.device).view(rows, 1)
@@ -113,7 +124,7 @@ def tiled_prompt(impl: str, args: dict[str, Any], attend: Callable[..., torch.Te
     in_flight = InFlight(current.tiles_in_flight)
     for first in range(0, queries, rows):
         count = min(rows, queries - first)
-        call["query"] = query[:, first:first + count]
+        call["query"] = query[:, first : first + count]
         call["attn_bias"] = tile_bias(bias, first, count, queries)
         outputs.append(attend(**call))
         in_flight.launched()
@@ -131,6 +142,7 @@ class InFlight:
     def launched(self) -> None:
         """Cut the graph after a tile and wait for the tile `limit` launches back."""
         import habana_frameworks.torch as htorch
+
         htorch.core.mark_step()
         if len(self._events) < self._limit:
             self._events.append(torch.hpu.Event())

@@ -54,8 +54,13 @@ def check(vllm_config: Any, free: float, utilization: float) -> None:
         return
     # Rounded down: the advice must pass this very check.
     fitting = math.floor((1 - needed / free) * 100) / 100 if free > 0 else 0.0
-    advice = (f"set --gpu-memory-utilization to at most {fitting:.2f}" if fitting > 0.05 else
-              "lower --max-num-batched-tokens or " + settings.variable("attention_workspace_bytes"))
-    raise ValueError(f"--gpu-memory-utilization {utilization} leaves {margin / 2**30:.2f} GiB beside weights, KV cache "
-                     f"and graphs, but a prefill chunk needs at least {needed / 2**30:.2f} GiB: {advice} "
-                     f"(or {settings.variable('memory_margin_check')}=off)")
+    advice = (
+        f"set --gpu-memory-utilization to at most {fitting:.2f}"
+        if fitting > 0.05
+        else "lower --max-num-batched-tokens or " + settings.variable("attention_workspace_bytes")
+    )
+    raise ValueError(
+        f"--gpu-memory-utilization {utilization} leaves {margin / 2**30:.2f} GiB beside weights, KV cache "
+        f"and graphs, but a prefill chunk needs at least {needed / 2**30:.2f} GiB: {advice} "
+        f"(or {settings.variable('memory_margin_check')}=off)"
+    )

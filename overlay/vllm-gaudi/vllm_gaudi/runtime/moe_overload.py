@@ -42,8 +42,15 @@ def _resolve(call: tuple[tuple[str, str], ...]) -> Any | None:
     return None if packet is None else matching(packet, dict(call))
 
 
-def fp8_moe(op: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, permuted_weights: bool,
-            activation: str, kwargs: dict[str, Any]) -> torch.Tensor | None:
+def fp8_moe(
+    op: Any,
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    permuted_weights: bool,
+    activation: str,
+    kwargs: dict[str, Any],
+) -> torch.Tensor | None:
     """Dynamic-activation FP8 experts of `op` (per-channel weights); None when upstream should call.
 
     Args:
@@ -51,6 +58,7 @@ def fp8_moe(op: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torc
         x: [tokens, hidden]; topk_ids, topk_weights: [tokens, k].
     """
     from vllm_gaudi.runtime import settings
+
     if op.w13_input_scale is not None or settings.current().moe_overload == "off":
         return None
     fixed = {
@@ -71,9 +79,12 @@ def fp8_moe(op: Any, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torc
     if overload is None:
         return None
     from vllm_gaudi.extension.ops import dynamic_quant
+
     x_fp8, x_scale = dynamic_quant(x)
-    return overload(hidden_states=x_fp8,
-                    expert_routing_table=topk_ids.to(torch.int64),
-                    router_weights=topk_weights.to(x.dtype),
-                    d_scale_hidden_states=x_scale,
-                    **fixed)
+    return overload(
+        hidden_states=x_fp8,
+        expert_routing_table=topk_ids.to(torch.int64),
+        router_weights=topk_weights.to(x.dtype),
+        d_scale_hidden_states=x_scale,
+        **fixed,
+    )

@@ -18,8 +18,14 @@ def needs_history(params: Any, custom_processors: bool = False) -> bool:
     """Whether sampling with `params` reads the tokens generated so far."""
     if params is None:
         return False
-    return bool(custom_processors or params.presence_penalty or params.frequency_penalty
-                or params.repetition_penalty != 1.0 or params.min_tokens or params.bad_words_token_ids)
+    return bool(
+        custom_processors
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.repetition_penalty != 1.0
+        or params.min_tokens
+        or params.bad_words_token_ids
+    )
 
 
 def _has_custom_processors(runner: Any) -> bool:

@@ -14,8 +14,15 @@ import torch
 from vllm_gaudi.runtime import settings
 
 
-def in_chunks(runner: Any, hidden: torch.Tensor, num_logits: int, num_logprobs: int, prompt_token_ids: torch.Tensor,
-              start_idx: int, target: Any) -> None:
+def in_chunks(
+    runner: Any,
+    hidden: torch.Tensor,
+    num_logits: int,
+    num_logprobs: int,
+    prompt_token_ids: torch.Tensor,
+    start_idx: int,
+    target: Any,
+) -> None:
     """Fill rows `start_idx : start_idx + num_logits` of `target`.
 
     Every chunk has the same shape (the last one repeats its last row), so one recipe serves all.
@@ -41,4 +48,5 @@ def in_chunks(runner: Any, hidden: torch.Tensor, num_logits: int, num_logprobs: 
 
 def _cut_graph() -> None:
     import habana_frameworks.torch as htorch
+
     htorch.core.mark_step()

@@ -37,6 +37,7 @@ class _Processors:
 
     def __init__(self, runner: Any, capacity: int):
         from vllm.v1.sample.logits_processor import build_logitsprocs
+
         config = copy.copy(runner.vllm_config)
         config.scheduler_config = copy.copy(config.scheduler_config)
         config.scheduler_config.max_num_seqs = capacity
@@ -50,11 +51,15 @@ class _Processors:
     def select(self, states: list[Any], size: int) -> None:
         """Make row i the i-th of `states` in a call of `size` rows (the rest is padding)."""
         from vllm.v1.sample.logits_processor import BatchUpdate
+
         # A request is told by its history list: a processor holds it, and a resumed request gets a new one. The
         # lists themselves are kept: by address, a new request could pass for a finished one and get its settings.
         histories = [s.output_token_ids for s in states]
-        same = size == self._size and len(histories) == len(self._histories) and all(
-            new is old for new, old in zip(histories, self._histories, strict=True))
+        same = (
+            size == self._size
+            and len(histories) == len(self._histories)
+            and all(new is old for new, old in zip(histories, self._histories, strict=True))
+        )
         update = None
         if not same:
             removed = range(len(self._histories))
@@ -79,8 +84,7 @@ def apply(runner: Any, metadata: Any, rows: list[tuple[str, list[int]]]) -> None
     indices = [batch.req_id_to_index[req_id] for req_id in real]
     if batch.bad_words_token_ids:
         metadata.bad_words_token_ids = {
-            i: batch.bad_words_token_ids[index]
-            for i, index in enumerate(indices) if index in batch.bad_words_token_ids
+            i: batch.bad_words_token_ids[index] for i, index in enumerate(indices) if index in batch.bad_words_token_ids
         }
     if metadata.generators:
         # A row that yields no token must not advance its request's generator.
@@ -88,8 +92,12 @@ def apply(runner: Any, metadata: Any, rows: list[tuple[str, list[int]]]) -> None
         metadata.generators = {
             i: generator
             for i, generator in metadata.generators.items()
-            if i < len(real) and not (step is not None and real[i] in step.num_scheduled_tokens and is_incomplete(
-                batch, step, indices[i], real[i]))
+            if i < len(real)
+            and not (
+                step is not None
+                and real[i] in step.num_scheduled_tokens
+                and is_incomplete(batch, step, indices[i], real[i])
+            )
         }
     _apply_processors(runner, metadata, real, len(rows))
 
@@ -105,4 +113,3 @@ def _apply_processors(runner: Any, metadata: Any, real: list[str], size: int) ->
         runner.__dict__["_frontier_processors"] = own
     own.select(states, size)
     metadata.logitsprocs = own.processors
-

@@ -29,7 +29,6 @@ def _switch(text: str) -> str:
 
 
 def _integer(low: int) -> Callable[[str], int]:
-
     def parse(text: str) -> int:
         try:
             value = int(text)
@@ -94,37 +93,82 @@ class Setting:
 
 # `auto` means: on for the models in `gates.FRONTIER_MODEL_TYPES`, upstream behaviour for every other model.
 SETTINGS = (
-    Setting("EXACT_WINDOW", "auto", _switch,
-            "Sliding-window layers see exactly their window, in prefill and decode, through a fixed-width block list."),
-    Setting("LONG_ATTENTION", "auto", _switch,
-            "Biased prompt attention runs in query tiles under ATTENTION_WORKSPACE_BYTES; long contexts get a compact "
-            "validity row instead of a dense bias."),
-    Setting("ATTENTION_WORKSPACE_BYTES", str(2 * 2**30), _integer(2**20),
-            "Bytes one biased attention call may keep as kernel workspace (4 x heads x query rows x keys)."),
-    Setting("COMPACT_BIAS_KEYS", str(65536), _integer(1),
-            "Prompts with more keys (cached context + chunk) than this never build the dense bias."),
-    Setting("TILES_IN_FLIGHT", "2", _integer(1),
-            "Query tiles queued on the device at once; the host waits for an older one first."),
-    Setting("RUN_AHEAD_DEPTH", "auto", _depth,
-            "Layers the host may have queued in an ungraphed prefill: 1 waits for a layer before launching the next, "
-            "2 lets one run while the next is launched, 0 is unbounded. auto is 2."),
-    Setting("RUN_AHEAD_MIN_TOKENS", "256", _integer(1),
-            "Prefill forwards with fewer (padded) tokens are not bounded."),
-    Setting("DECODE_LAYERS_PER_GRAPH", "auto", _auto_integer(0),
-            "Decoder layers between two graph cuts in decode; 0 never cuts. Upstream cuts after every layer. auto is "
-            "0."),
-    Setting("PREFILL_SHARE", "auto", _share,
-            "Share of their solo speed that running decodes keep while a long prompt reads in. auto is 0.75."),
-    Setting("PREFILL_SHARE_TOKENS", "8192", _integer(1),
-            "Prompts with at most this many tokens left to compute are never held back."),
-    Setting("PROMPT_LOGPROB_ROWS", "256", _integer(1),
-            "Rows of prompt log-probabilities computed at a time."),
-    Setting("MOE_OVERLOAD", "on", _switch,
-            "FP8 expert calls name their operator overload instead of leaving the choice to the packet."),
-    Setting("HOST_LISTS", "on", _switch,
-            "Decode block lists are built without Python loops (same values as upstream builds)."),
-    Setting("MEMORY_MARGIN_CHECK", "auto", _switch,
-            "Start refuses a memory plan whose margin cannot hold the transients of a prefill chunk."),
+    Setting(
+        "EXACT_WINDOW",
+        "auto",
+        _switch,
+        "Sliding-window layers see exactly their window, in prefill and decode, through a fixed-width block list.",
+    ),
+    Setting(
+        "LONG_ATTENTION",
+        "auto",
+        _switch,
+        "Biased prompt attention runs in query tiles under ATTENTION_WORKSPACE_BYTES; long contexts get a compact "
+        "validity row instead of a dense bias.",
+    ),
+    Setting(
+        "ATTENTION_WORKSPACE_BYTES",
+        str(2 * 2**30),
+        _integer(2**20),
+        "Bytes one biased attention call may keep as kernel workspace (4 x heads x query rows x keys).",
+    ),
+    Setting(
+        "COMPACT_BIAS_KEYS",
+        str(65536),
+        _integer(1),
+        "Prompts with more keys (cached context + chunk) than this never build the dense bias.",
+    ),
+    Setting(
+        "TILES_IN_FLIGHT",
+        "2",
+        _integer(1),
+        "Query tiles queued on the device at once; the host waits for an older one first.",
+    ),
+    Setting(
+        "RUN_AHEAD_DEPTH",
+        "auto",
+        _depth,
+        "Layers the host may have queued in an ungraphed prefill: 1 waits for a layer before launching the next, "
+        "2 lets one run while the next is launched, 0 is unbounded. auto is 2.",
+    ),
+    Setting("RUN_AHEAD_MIN_TOKENS", "256", _integer(1), "Prefill forwards with fewer (padded) tokens are not bounded."),
+    Setting(
+        "DECODE_LAYERS_PER_GRAPH",
+        "auto",
+        _auto_integer(0),
+        "Decoder layers between two graph cuts in decode; 0 never cuts. Upstream cuts after every layer. auto is 0.",
+    ),
+    Setting(
+        "PREFILL_SHARE",
+        "auto",
+        _share,
+        "Share of their solo speed that running decodes keep while a long prompt reads in. auto is 0.75.",
+    ),
+    Setting(
+        "PREFILL_SHARE_TOKENS",
+        "8192",
+        _integer(1),
+        "Prompts with at most this many tokens left to compute are never held back.",
+    ),
+    Setting("PROMPT_LOGPROB_ROWS", "256", _integer(1), "Rows of prompt log-probabilities computed at a time."),
+    Setting(
+        "MOE_OVERLOAD",
+        "on",
+        _switch,
+        "FP8 expert calls name their operator overload instead of leaving the choice to the packet.",
+    ),
+    Setting(
+        "HOST_LISTS",
+        "on",
+        _switch,
+        "Decode block lists are built without Python loops (same values as upstream builds).",
+    ),
+    Setting(
+        "MEMORY_MARGIN_CHECK",
+        "auto",
+        _switch,
+        "Start refuses a memory plan whose margin cannot hold the transients of a prefill chunk.",
+    ),
 )
 
 

@@ -37,18 +37,20 @@ def prefill_blocks(blocks: list[int], context: int, window: int, block_size: int
     """
     size = width(window, block_size)
     count = -(-context // block_size)
-    kept = [int(b) for b in blocks[max(0, count - size):count]]
+    kept = [int(b) for b in blocks[max(0, count - size) : count]]
     padding = kept[-1] if kept else (int(blocks[0]) if blocks else 0)
     return kept + [padding] * (size - len(kept))
 
 
-def prefill_window_list(runner: Any, contents: Any, target_bs: int, target_blocks: int,
-                        current: torch.Tensor | None) -> torch.Tensor | None:
+def prefill_window_list(
+    runner: Any, contents: Any, target_bs: int, target_blocks: int, current: torch.Tensor | None
+) -> torch.Tensor | None:
     """Block list [target_bs * width] int32 for the sliding layers of a prefill with cached context.
 
     Returns `current` unchanged when the model has no exact windows or the batch has no context.
     """
     from vllm_gaudi.runtime import gates
+
     if target_blocks == 0 or not gates.exact_window(runner):
         return current
     rows = [
@@ -59,8 +61,9 @@ def prefill_window_list(runner: Any, contents: Any, target_bs: int, target_block
     return torch.tensor(rows, dtype=torch.int32).flatten().to(runner.device, non_blocking=True)
 
 
-def window_bias(processor: Any, metadata: Any, batch_size: int, seq_len: int, window: int, device: torch.device,
-                dtype: torch.dtype) -> Any | None:
+def window_bias(
+    processor: Any, metadata: Any, batch_size: int, seq_len: int, window: int, device: torch.device, dtype: torch.dtype
+) -> Any | None:
     """Metadata with the additive bias [batch, 1, seq, listed keys + seq] of the sliding layers.
 
     Returns None without cached context, where upstream's own bias is exact.
@@ -68,6 +71,7 @@ def window_bias(processor: Any, metadata: Any, batch_size: int, seq_len: int, wi
     if not metadata.is_prompt or metadata.block_list is None:
         return None
     from vllm_gaudi.v1.worker.hpu_model_runner import custom_tuple_replace
+
     listed = metadata.window_block_list if metadata.window_block_list is not None else metadata.block_list
     block_size = metadata.block_size or processor.block_size
     keys = listed.size(-1) // batch_size * block_size
@@ -84,8 +88,9 @@ def window_bias(processor: Any, metadata: Any, batch_size: int, seq_len: int, wi
     return custom_tuple_replace(metadata, "TrimmedAttentionMetadata", window_attn_bias=bias)
 
 
-def decode_window(runner: Any, block_tables: list, positions: Any, rows: int,
-                  block_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def decode_window(
+    runner: Any, block_tables: list, positions: Any, rows: int, block_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Block list, groups and usage of the sliding layers of a decode batch.
 
     Args:
@@ -106,9 +111,9 @@ def decode_window(runner: Any, block_tables: list, positions: Any, rows: int,
     for group, (table, position) in enumerate(zip(block_tables, positions, strict=True)):
         position = int(position)
         first, count, lead = decode_span(position, window, block_size)
-        block_list[at:at + count] = table[first:first + count]
-        groups[at:at + count] = group
-        usage[0, at:at + count] = block_size
+        block_list[at : at + count] = table[first : first + count]
+        groups[at : at + count] = group
+        usage[0, at : at + count] = block_size
         usage[0, at + count - 1] = position % block_size + 1
         usage[1, at] = lead
         at += count
