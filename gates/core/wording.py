@@ -2,8 +2,8 @@
 # ruff: noqa: SIM905 (word lists read better as text)
 """The texts gates send. Wording changes verdicts (a model may refuse a "secret code"), so it is a named parameter.
 
-`plain` is for models that follow instructions. `toy` is a small artificial language (facts as `AB=1234;`, asked as `?AB=`)
-for models that were taught nothing else, and for the stand-in server.
+`plain` is for models that follow instructions. `toy` is a small artificial language (facts as `AB=1234;`, asked as
+`?AB=`) for models that were taught nothing else, and for the stand-in server.
 """
 
 from __future__ import annotations
