@@ -5,7 +5,7 @@ DEV     = $(PYTHON) -m scripts.environment dev >/dev/null
 TOOL    = @$(DEV) && build/venv/bin/python -m scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help env trees wheels test test-long lint verify guard rebase image image-check gates demo serve bench-stack clean
+.PHONY: help env trees wheels test test-long lint verify guard rebase image image-check gates report gate-controls demo serve bench-stack clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
