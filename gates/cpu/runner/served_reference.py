@@ -10,11 +10,13 @@ def deficits(checkpoint: Path, prompts: list[list[int]], answers: list[list[int]
     """Largest fp32 logit deficit of each answer's greedy tokens, teacher-forced; 0 means every token is the argmax.
 
     bf16 rounding decides near-ties either way, so tokens are not compared; logits spread by about 1.2.
+    Eager attention, because the plug-in replaces transformers' sdpa function in every process that imports it: the
+    judge would then share code with what it judges.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
     found = []
     with torch.inference_mode():
         for prompt, answer in zip(prompts, answers, strict=True):
