@@ -55,7 +55,9 @@ ALSO_RED: dict[str, dict[str, str]] = {
 }
 
 
-def context(base_url: str, cache: Path, *, profile_name: str = "tiny", reference: Path | None = None) -> gate.Context:
+def context(
+    base_url: str, cache: Path, *, profile_name: str = "stand-in", reference: Path | None = None
+) -> gate.Context:
     """A gate context with short deadlines for control runs."""
     sizes = dataclasses.replace(profile.get(profile_name), deadline_s=20.0, gate_deadline_s=120.0)
     client = Client(base_url, deadline_s=sizes.deadline_s, concurrency=sizes.concurrency)

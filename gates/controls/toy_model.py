@@ -29,7 +29,7 @@ class ToyModel:
             if found and found[-1].startswith(asked[2]):
                 rest = found[-1][len(asked[2]) :]
                 return rest[0] if rest else ord(".")
-        copying = re.search(rb"<([^<>]*)><([^<>]*)$", text)
+        copying = re.search(rb"<([^<>]*)>[^<>]*<([^<>]*)$", text)
         if copying and copying[1].startswith(copying[2]):
             rest = copying[1][len(copying[2]) :]
             return rest[0] if rest else ord(">")

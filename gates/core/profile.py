@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a run does: `tiny` for the emulated Gaudi with a small model, `node` for a real node, `quick` in between."""
+"""How much a run does.
+
+`node` is for a real node, `quick` for a first look, `tiny` for the trained tiny Beam on the emulated Gaudi, `stand-in`
+for the server that answers by rule.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,8 @@ class Profile:
 
 
 PROFILES = {
-    "tiny": Profile(
-        name="tiny",
+    "stand-in": Profile(
+        name="stand-in",
         rungs=(96, 192, 384),
         depths=(0.1, 0.5, 0.9),
         samples=8,
@@ -53,6 +57,19 @@ PROFILES = {
         gate_deadline_s=600.0,
         wording="toy",
         answer_tokens=96,
+    ),
+    "tiny": Profile(
+        name="tiny",
+        rungs=(96, 192, 384, 640),  # past the model's window of 64 and past pages of 128 tokens
+        depths=(0.1, 0.5, 0.9),
+        samples=12,
+        greedy_tokens=48,
+        isolation_outputs=48,
+        concurrency=4,
+        deadline_s=120.0,
+        gate_deadline_s=900.0,
+        wording="tiny",
+        answer_tokens=160,
     ),
     "quick": Profile(
         name="quick",

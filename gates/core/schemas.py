@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
-
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -95,6 +93,8 @@ SCHEMAS = {"flat": FLAT, "nested": NESTED, "enum": ENUM, "array": ARRAY}
 
 def problem(text: str | None, schema: dict[str, Any]) -> str:
     """What is wrong with a JSON text under a schema; "" where nothing is."""
+    import jsonschema  # here, as the tiny model's training wants the tools and has no use for the validator
+
     try:
         jsonschema.validate(json.loads(text or ""), schema)
     except ValueError as error:

@@ -55,10 +55,10 @@ class Api:
     def client(self) -> Client:
         return self.ctx.client
 
-    def needs_capable_model(self) -> None:
-        """Skip the check on a model that was only trained on the toy language."""
-        if not self.ctx.wording.chat:
-            raise Skip("needs a model that follows instructions")
+    def needs(self, skill: str) -> None:
+        """Skip the check on a model that was never taught what it asks for."""
+        if not self.ctx.wording.can(skill):
+            raise Skip(f"needs a model that can: {skill}")
 
     @property
     def room(self) -> int:
@@ -80,7 +80,8 @@ class Api:
             raise ServerTrouble(f"status {reply.status}: {reply.text[:120]!r}", where="POST /v1/chat/completions")
         expect(reply.status == 200, f"status {reply.status}: {reply.text[:160]}")
         choices = reply.json().get("choices") or []
-        expect(choices, "no choices")
+        if not choices:
+            raise ServerTrouble("an answer without choices", where="POST /v1/chat/completions", action="is this vLLM?")
         return dict(choices[0])
 
     def message(self, messages: list[dict[str, Any]] | str = "Hello", **options: Any) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 """The texts gates send. Wording changes verdicts (a model may refuse a "secret code"), so it is a named parameter.
 
 `plain` is for models that follow instructions. `toy` is a small artificial language (facts as `AB=1234;`, asked as
-`?AB=`) for models that were taught nothing else, and for the stand-in server.
+`?AB=`) for the stand-in server. `tiny` is the same language for the trained tiny Beam (gates/tiny), which was also
+taught some of what the API checks ask in chat.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 _NAMES = (
     "Amina Boris Chen Dalia Emeka Farah Goran Hana Ivo Jun Kofi Lena Mateo Nadia Omar Petra Quinn Rosa Sami Tove"
@@ -36,9 +39,11 @@ class Wording:
         filler: one sentence of text that means nothing to the question.
         fact: (key, value) to the sentence that holds it.
         question: key to the prompt's end, so that a greedy continuation names the value.
-        copy_opening, copy_again: what stands before the text to copy and before the place to repeat it.
+        copy_opening, copy_closing, copy_again: what stands around the text to copy and before the place to repeat it.
+        chain: (names, number) to the sentences that hand the number from name to name, and the question for the last.
         keys, values: what names and values may be.
         chat: send as a chat message (True) or as a plain completion (False).
+        skills: what a model that is asked so can do in chat; None is everything.
     """
 
     name: str
@@ -46,10 +51,17 @@ class Wording:
     fact: Callable[[str, str], str]
     question: Callable[[str], str]
     copy_opening: str
+    copy_closing: str
     copy_again: str
     keys: tuple[str, ...]
     values: Callable[[random.Random], str]
     chat: bool
+    chain: Callable[[list[str], str], tuple[list[str], str]] | None = None
+    skills: frozenset[str] | None = None
+
+    def can(self, skill: str) -> bool:
+        """Whether a model that is asked in this wording is expected to have a skill."""
+        return self.skills is None or skill in self.skills
 
     def pick(self, rng: random.Random, count: int) -> list[tuple[str, str]]:
         """`count` distinct (key, value) pairs."""
@@ -62,30 +74,52 @@ class Wording:
         return list(zip(keys, values, strict=True))
 
 
+def _chain_plain(names: list[str], number: str) -> tuple[list[str], str]:
+    names = [f"VAR {name}" for name in names]
+    facts = [f"{names[0]} is set to {number}."]
+    facts += [f"{b} is set to the value of {a}." for a, b in pairwise(names)]
+    return facts, f"What number does {names[-1]} hold? Answer with the number only."
+
+
+def _chain_toy(names: list[str], number: str) -> tuple[list[str], str]:
+    return [TOY.fact(b, a) for a, b in pairwise([number, *names])], TOY.question(names[-1])
+
+
 PLAIN = Wording(
     name="plain",
     filler=_sentence,
     fact=lambda key, value: f"The number of the {key} locker is {value}.",
     question=lambda key: f"What is the number of the {key} locker? Answer with the number only.",
     copy_opening="Here is a line of text:\n",
+    copy_closing="\n",
     copy_again="\nRepeat that line of text exactly, and nothing else.",
     keys=tuple(f"{colour} {thing}" for colour in ("red", "blue", "green", "amber", "white") for thing in _THINGS),
     values=lambda rng: str(rng.randrange(100000, 999999)),
     chat=True,
+    chain=_chain_plain,
 )
 
 _TOY_WORDS = tuple(chr(c) for c in range(ord("a"), ord("z") + 1))
 
 TOY = Wording(
     name="toy",
-    filler=lambda rng: "".join(rng.choice(_TOY_WORDS) for _ in range(3)) + ".",
+    filler=lambda rng: "".join(rng.choice(_TOY_WORDS) for _ in range(3)),
     fact=lambda key, value: f"{key}={value};",
     question=lambda key: f"?{key}=",
     copy_opening="<",
-    copy_again="><",
+    copy_closing="> ",
+    copy_again=" <",
     keys=tuple(a + b for a in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for b in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
     values=lambda rng: f"{rng.randrange(10000):04d}",
     chat=False,
+    skills=frozenset(),
 )
 
-WORDINGS = {wording.name: wording for wording in (PLAIN, TOY)}
+TINY = dataclasses.replace(
+    TOY,
+    name="tiny",
+    chain=_chain_toy,
+    skills=frozenset({"repeat", "obey", "remember", "call", "call twice", "unusual argument", "say result"}),
+)
+
+WORDINGS = {wording.name: wording for wording in (PLAIN, TOY, TINY)}

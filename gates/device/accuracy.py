@@ -59,8 +59,8 @@ def parse(data: dict[str, Any]) -> tuple[float, float]:
 def _run(ctx: Context) -> GateResult:
     if importlib.util.find_spec("lm_eval") is None:
         raise Skip("lm-evaluation-harness is not installed (pip install lm-eval)")
-    if not ctx.wording.chat:
-        raise Skip("needs a model that follows instructions")
+    if not ctx.wording.can("arithmetic"):
+        raise Skip("needs a model that can do arithmetic")
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             command(ctx, Path(folder)), capture_output=True, text=True, timeout=ctx.profile.gate_deadline_s

@@ -36,7 +36,7 @@ def _markers(api: Api) -> None:
 
 @SUITE.check(9, "the system prompt is obeyed")
 def _system(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("obey")
     messages = [
         {"role": "system", "content": "Answer every question with the single word PLUM."},
         {"role": "user", "content": "What is 2+2?"},
@@ -46,7 +46,7 @@ def _system(api: Api) -> None:
 
 @SUITE.check(10, "earlier turns are remembered")
 def _memory(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("remember")
     messages = [
         {"role": "user", "content": "My locker number is 7391."},
         {"role": "assistant", "content": "Noted."},
@@ -111,7 +111,7 @@ def _parts(api: Api) -> None:
 def _unicode(api: Api) -> None:
     message = api.message(f"Repeat exactly: {EMOJI}")
     expect("�" not in (message.get("content") or "") + reasoning_of(message), "a replacement character")
-    if api.ctx.wording.chat:
+    if api.ctx.wording.can("repeat"):
         expect(EMOJI in (message.get("content") or ""), "the text did not come back")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from gates.core.client import ServerTrouble
 from gates.core.suite import Api, Suite, expect
 
 SUITE = Suite("api-models", "health, version, model list, unknown names")
@@ -16,6 +17,8 @@ def _health(api: Api) -> None:
 @SUITE.check(2, "the model list names the served model")
 def _models(api: Api) -> None:
     listed = api.client.ok("GET", "/v1/models")
+    if not isinstance(listed.get("data"), list):
+        raise ServerTrouble(f"no list of models: {str(listed)[:80]}", where="GET /v1/models", action="is this vLLM?")
     expect(listed.get("object") == "list" and listed["data"][0].get("id") == api.client.model, f"odd list: {listed}")
 
 

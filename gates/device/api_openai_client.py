@@ -84,8 +84,8 @@ def _run(ctx: Context) -> GateResult:
         timeout=ctx.profile.deadline_s,
         http_client=httpx.Client(trust_env=False),
     )
-    if not hasattr(client.models.list(), "data"):  # the client hands a body that is no JSON through as text
-        raise ServerTrouble("the server sends no JSON", where="GET /v1/models", action="is this an OpenAI API?")
+    if not getattr(client.models.list(), "data", None):  # the client hands a body that is no JSON through as text
+        raise ServerTrouble("the server lists no models", where="GET /v1/models", action="is this an OpenAI API?")
     outcomes: dict[str, str] = {}
     for name, step in STEPS.items():
         try:

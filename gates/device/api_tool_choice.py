@@ -62,7 +62,7 @@ def _required_stream(api: Api) -> None:
 
 @SUITE.check(54, "required picks the fitting tool of two")
 def _sensible(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("call")
     calls = api.message("Wake me at 7, loud.", tools=TOOLS, tool_choice="required").get("tool_calls") or []
     expect(calls and calls[0]["function"]["name"] == "set_alarm", f"calls {calls}")
 

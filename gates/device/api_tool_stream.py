@@ -129,7 +129,7 @@ def _cut(api: Api) -> None:
 
 @SUITE.check(75, "escapes are exact")
 def _escapes(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("code argument")
     text = 'a\\b "c"\n\td'
     stream = api.stream(f"Write exactly this to e.txt:\n{text}", tools=[WRITE], tool_choice=FORCED)
     expect(json.loads(joined_calls(stream)[0]["arguments"]).get("text", "").strip() == text, "text differs")

@@ -41,8 +41,8 @@ def _calls(api: Api, text: str, tools: list[dict[str, Any]], **options: Any) -> 
     return list(api.message(text, tools=tools, **options).get("tool_calls") or [])
 
 
-def _arguments(api: Api, text: str, tool: dict[str, Any]) -> dict[str, Any]:
-    api.needs_capable_model()
+def _arguments(api: Api, text: str, tool: dict[str, Any], skill: str = "call") -> dict[str, Any]:
+    api.needs(skill)
     calls = _calls(api, text, [tool])
     expect(len(calls) == 1, f"{len(calls)} calls")
     return dict(json.loads(calls[0]["function"]["arguments"]))
@@ -50,20 +50,20 @@ def _arguments(api: Api, text: str, tool: dict[str, Any]) -> dict[str, Any]:
 
 @SUITE.check(34, "a call is made when one is needed")
 def _made(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("call")
     expect(_calls(api, "What is the weather in Paris in celsius?", [WEATHER]), "no call")
 
 
 @SUITE.check(35, "a turn with calls ends with tool_calls")
 def _finish(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("call")
     choice = api.choice("What is the weather in Paris in celsius?", tools=[WEATHER])
     expect(choice.get("finish_reason") == "tool_calls", f"finish {choice.get('finish_reason')!r}")
 
 
 @SUITE.check(36, "call ids are unique and the type is function")
 def _ids(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("call twice")
     calls = _calls(api, "Weather in Paris and in Rome, both in celsius: make both calls at once.", [WEATHER])
     expect(calls and len({c["id"] for c in calls}) == len(calls), "ids repeat")
     expect(all(c["type"] == "function" for c in calls), "another type")
@@ -82,7 +82,9 @@ def _valid(api: Api) -> None:
 
 @SUITE.check(38, "argument types follow the schema")
 def _types(api: Api) -> None:
-    seen = _arguments(api, "Record count 3, ratio 0.5, final true, tags a and b, origin x=1 y=2, note null.", TYPED)
+    seen = _arguments(
+        api, "Record count 3, ratio 0.5, final true, tags a and b, origin x=1 y=2, note null.", TYPED, "typed arguments"
+    )
     expect(seen.get("count") == 3 and seen.get("ratio") == 0.5 and seen.get("final") is True, f"scalars {seen}")
     expect(seen.get("tags") == ["a", "b"] and seen.get("origin") == {"x": 1, "y": 2}, f"containers {seen}")
     expect(seen.get("note") is None, f"note {seen.get('note')!r}")
@@ -96,20 +98,20 @@ def _enum(api: Api) -> None:
 
 @SUITE.check(40, "a nested object arrives as an object")
 def _nested(api: Api) -> None:
-    seen = _arguments(api, "Record count 1, ratio 1.5, final false, no tags, origin x=4 y=9.", TYPED)
+    seen = _arguments(api, "Record count 1, ratio 1.5, final false, no tags, origin x=4 y=9.", TYPED, "typed arguments")
     expect(seen.get("origin") == {"x": 4, "y": 9}, f"origin {seen.get('origin')!r}")
 
 
 @SUITE.check(41, "no call when none is needed")
 def _none(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("repeat")
     message = api.message("Say hello in French.", tools=[WEATHER])
     expect(not message.get("tool_calls") and message.get("content"), f"message {message}")
 
 
 @SUITE.check(42, "two calls in one turn")
 def _parallel(api: Api) -> None:
-    api.needs_capable_model()
+    api.needs("call twice")
     calls = _calls(api, "Weather in Paris and in Rome, both in celsius: make both calls at once.", [WEATHER])
     expect(len(calls) == 2, f"{len(calls)} calls")
 
@@ -128,19 +130,19 @@ def _ping(api: Api) -> None:
 
 @SUITE.check(45, "a unicode argument survives")
 def _unicode(api: Api) -> None:
-    seen = _arguments(api, "Weather in 東京 in celsius. Keep the city's name in Japanese.", WEATHER)
+    seen = _arguments(api, "Weather in 東京 in celsius. Keep the city's name in Japanese.", WEATHER, "unusual argument")
     expect(seen.get("city") == "東京", f"city {seen.get('city')!r}")
 
 
 @SUITE.check(46, "multi-line code arrives to the byte")
 def _code(api: Api) -> None:
-    seen = _arguments(api, f"Write exactly this text to a.py, byte for byte:\n```\n{CODE}```", WRITE)
+    seen = _arguments(api, f"Write exactly this text to a.py, byte for byte:\n```\n{CODE}```", WRITE, "code argument")
     expect(seen.get("text", "").rstrip("\n") == CODE.rstrip("\n"), f"text {seen.get('text')!r}")
 
 
 @SUITE.check(47, "text that looks like the format survives in an argument")
 def _tags(api: Api) -> None:
-    seen = _arguments(api, f"Write exactly this line to notes.txt: {TAGS}", WRITE)
+    seen = _arguments(api, f"Write exactly this line to notes.txt: {TAGS}", WRITE, "code argument")
     expect(seen.get("text", "").strip() == TAGS, f"text {seen.get('text')!r}")
 
 
@@ -168,7 +170,7 @@ def _round(api: Api) -> None:
     expect(reply.status == 200, f"status {reply.status}: {reply.text[:160]}")
     content = reply.json()["choices"][0]["message"].get("content") or ""
     expect(not marker_in(content), "a marker in the answer")
-    if api.ctx.wording.chat:
+    if api.ctx.wording.can("say result"):
         expect("31" in content, f"the result is missing from {content[:80]!r}")
 
 

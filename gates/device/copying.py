@@ -26,13 +26,11 @@ def _case(ctx: Context, rung: int, seed: int) -> tuple[int, int]:
     rng = random.Random(seed)
     line = " ".join(ctx.wording.filler(rng) for _ in range(48))
     wanted = ctx.client.tokenize(line)
-    want = min(LENGTH, len(wanted), ctx.profile.greedy_tokens)
+    want = min(LENGTH, len(wanted), ctx.profile.answer_tokens)
     filler_room = max(0, rung - len(wanted))
     per = prompts.tokens_per_filler(ctx.client, ctx.wording, rng)
     between = " ".join(ctx.wording.filler(rng) for _ in range(round(filler_room / per)))
-    text = f"{ctx.wording.copy_opening}{line}\n{between}{ctx.wording.copy_again}"
-    if not ctx.wording.chat:
-        text = f"{ctx.wording.copy_opening}{line}{ctx.wording.copy_again}"
+    text = f"{ctx.wording.copy_opening}{line}{ctx.wording.copy_closing}{between}{ctx.wording.copy_again}"
     answer = prompts.ask(ctx.client, ctx.wording, text, max_tokens=ctx.profile.answer_tokens)
     got = ctx.client.tokenize(answer.strip())
     return matched(wanted[:want], got[:want]), want

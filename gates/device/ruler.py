@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from itertools import pairwise
 
 from gates.core import prompts, stats
 from gates.core.gate import Context, Gate, Skip, judge
 from gates.core.result import GateResult, Measurement
+from gates.core.wording import TOY
 
 Task = tuple[list[tuple[float, str]], str, str]
 
@@ -27,12 +27,12 @@ def multi_key(ctx: Context, rng: random.Random) -> Task:
 
 
 def tracking(ctx: Context, rng: random.Random) -> Task:
-    """A chain X1 = number, X2 = X1, X3 = X2 ...: which number does the last hold?"""
-    number = str(rng.randrange(10000, 99999))
-    names = [f"VAR{rng.randrange(100, 999)}{c}" for c in "ABCD"]
-    facts = [(0.1, f"{names[0]} is set to {number}.")]
-    facts += [(0.1 + 0.25 * i, f"{b} is set to the value of {a}.") for i, (a, b) in enumerate(pairwise(names))]
-    return facts, f"What number does {names[-1]} hold? Answer with the number only.", number
+    """A chain X1 = number, X2 = X1, X3 = X2, X4 = X3: which number does the last hold?"""
+    if ctx.wording.chain is None:
+        raise Skip(f"the {ctx.wording.name} wording has no chains")
+    number = ctx.wording.values(rng)
+    facts, question = ctx.wording.chain(rng.sample(TOY.keys, 4), number)
+    return [(0.1 + 0.25 * i, fact) for i, fact in enumerate(facts)], question, number
 
 
 def aggregation(ctx: Context, rng: random.Random) -> Task:
@@ -57,8 +57,8 @@ def _case(ctx: Context, task: str, rung: int, seed: int) -> bool:
 
 def _run_task(task: str) -> Callable[[Context], GateResult]:
     def run(ctx: Context) -> GateResult:
-        if task != "multi-key" and not ctx.wording.chat:
-            raise Skip(f"the {ctx.wording.name} wording has no {task} task: it needs a model that follows instructions")
+        if task == "aggregation" and not ctx.wording.can("count"):
+            raise Skip(f"models of the {ctx.wording.name} wording cannot count")
         rungs = [r for r in ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64) if r >= 96]
         cases = [
             (rung, ctx.profile.seed + 17 * i)

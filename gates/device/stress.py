@@ -79,6 +79,8 @@ def _alive(ctx: Context) -> str:
 
 def _run(ctx: Context) -> GateResult:
     steps = {"overload": _overload, "disconnects": _disconnects, "oversize": _oversize, "slow reader": _slow_reader}
+    if trouble := _alive(ctx):
+        raise ServerTrouble(f"not healthy before the stress: {trouble}", action="see the server's log")
     outcomes: dict[str, str] = {}
     for name, step in steps.items():
         ctx.progress(name)

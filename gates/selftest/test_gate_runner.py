@@ -25,7 +25,7 @@ FACTS = server_facts.ServerFacts("0.26.0", None, "m", 4096, {})
 
 
 def _context(address: str = "http://127.0.0.1:9", deadline: float = 2.0, gate_deadline: float = 4.0) -> Context:
-    sizes = dataclasses.replace(profile.get("tiny"), deadline_s=deadline, gate_deadline_s=gate_deadline)
+    sizes = dataclasses.replace(profile.get("stand-in"), deadline_s=deadline, gate_deadline_s=gate_deadline)
     client = Client(address, deadline_s=deadline)
     client._model = "m"
     return Context(client, FACTS, sizes, thresholds.load())
@@ -208,7 +208,7 @@ def test_bad_thresholds_are_named(tmp_path: Path, text: str, message: str) -> No
 def test_command_line_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     _, address = start(Handler)
     path = tmp_path / "l.jsonl"
-    argv = ["run", "--base-url", address, "--profile", "tiny", "--ledger", str(path), "--only", "api-models"]
+    argv = ["run", "--base-url", address, "--profile", "stand-in", "--ledger", str(path), "--only", "api-models"]
     assert cli.main(argv) == 0
     assert "PASS\tapi-models" in capsys.readouterr().out
     assert cli.main(argv) == 0
