@@ -17,7 +17,7 @@ def replaced_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     """What importing the plug-in does to transformers, with a function that tells when it runs."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", _replaced)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", _replaced)
 
 
 @pytest.fixture
