@@ -220,7 +220,9 @@ def serve(
     options = ["--model", str(model), "--host", "127.0.0.1", "--served-model-name", "tiny"]
     for name, value in merged.items():
         flag = "--" + name.replace("_", "-")
-        options += [flag] if value is True else [] if value is False or value is None else [flag, str(value)]
+        # Left out, a switch keeps vLLM's default, which for some (prefix caching) is on.
+        switch = {True: [flag], False: [flag.replace("--", "--no-", 1)], None: []}
+        options += switch[value] if value is None or isinstance(value, bool) else [flag, str(value)]
     port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="hpusim-") as name:
         folder = Path(name)

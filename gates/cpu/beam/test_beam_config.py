@@ -89,11 +89,58 @@ def test_config_survives_its_own_json():
         ({"rope_parameters": {"rope_theta": float("nan")}}, "rope_theta must be a positive number, found nan"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type 'yarn' is not Beam's"),
         ({"rope_parameters": {"rope_theta": 1e4, "factor": 4}}, r"unknown entries \['factor'\]"),
+        # A scalar beside the nested form has no effect in the published class: nobody can tell which was meant.
+        ({"rope_theta": 5e5}, "unknown field rope_theta = 500000.0"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_"),
+        ({"text_config": {"hidden_size": 5120}}, "unknown field text_config"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers must be at most 1024"),
+        ({"num_hidden_layers": 2**20, "layer_types": None}, "num_hidden_layers must be at most 1024"),
+        ({"hidden_size": 10**30}, "hidden_size must be at most 2147483647"),
+        ({"dtype": "8"}, "dtype is '8', Beam is published in 'bfloat16'"),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'"),
+        ({"dtype": float("nan")}, "dtype is nan"),
     ],
 )
 def test_bad_values_are_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message):
         BeamConfig(**{**copy.deepcopy(PUBLISHED), **change})
+
+
+# What transformers 5.24.0 writes for its BeamConfig (to_json_string, use_diff=False) beside the fields of PUBLISHED.
+WRITTEN_BESIDE = {
+    "_name_or_path": "", "architectures": None, "bos_token_id": None, "chunk_size_feed_forward": 0, "dtype": None,
+    "eos_token_id": None, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "initializer_range": 0.02,
+    "is_encoder_decoder": False, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "output_attentions": False,
+    "output_hidden_states": False, "output_router_logits": False, "pad_token_id": None, "problem_type": None,
+    "return_dict": True, "transformers_version": "5.24.0", "use_cache": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"full_attention": None, "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+        {"sliding_attention": {"rope_type": "default", "rope_theta": 10000}, "full_attention": None},
+        {"sliding_attention": {"rope_theta": 10000.0}},
+        {"rope_theta": 10000.0, "rope_type": "default"},
+    ],
+)
+@pytest.mark.parametrize("dtype", [{"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}, {"dtype": None}])
+def test_files_as_transformers_writes_them_are_read(tmp_path, rope, dtype):
+    """Every key it writes, rope in each form, the type under its new and its old name."""
+    layers = {"layer_types": BeamConfig().layer_types, "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 49}
+    content = {**PUBLISHED, **WRITTEN_BESIDE, **layers, **dtype, "rope_parameters": rope}
+    if "torch_dtype" in dtype:
+        content.pop("dtype")
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = BeamConfig.from_pretrained(tmp_path)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert config.absent_fields == []
+    assert str(config.dtype) == ("None" if dtype == {"dtype": None} else "torch.bfloat16")
+    assert config.architectures == ["BeamForCausalLM"]
+    for name, value in PUBLISHED.items():
+        if name not in ("rope_parameters", "architectures"):
+            assert getattr(config, name) == value, name
 
 
 def test_off_switches_and_agreeing_synonyms_are_accepted():

@@ -76,6 +76,18 @@ def test_rope_tables_are_fp32_and_padding_reads_row_zero():
     assert (sin[0, 2] == 0).all()
 
 
+@pytest.mark.parametrize("position", [9_999, 10_001, 131_071, 262_143, 1_048_575])
+def test_positions_beyond_ten_thousand_stay_sound(position):
+    """Angles off by fp32 alone, rotation a rotation, scales growing: no far place gives NaN or a constant."""
+    tables = Positions(position + 1, 16, 1e4)
+    cos, sin, scale = (table[0, 0].double() for table in tables(torch.tensor([position])))
+    angle = position / 1e4 ** (torch.arange(0, 16, 2).double() / 16)
+    # An fp32 angle of a million is known to 2**-4; its sine and cosine belong to one angle all the same.
+    assert (cos - angle.cos()).abs().max() <= position * 2**-23
+    assert (cos**2 + sin**2 - 1).abs().max() < 1e-6
+    assert float(scale) == pytest.approx((1 + (position + 1) / 2048) ** 0.1, rel=1e-6)
+
+
 def test_rope_turns_pairs_of_halves_and_keeps_lengths():
     cos, sin, _ = Positions(64, 8, 1e4)(torch.tensor([5]))
     x = normal(1, 3, 8)

@@ -234,53 +234,6 @@ def test_unknown_packed_tensor_is_left_to_the_inventory():
         Inventory(expected_tensors(config, lambda module: False)).take(same, tensor)
 
 
-def test_pattern_that_ignores_the_attention_gate_reaches_it(checkpoint, tmp_path):
-    """vLLM renames plain entries of the ignore list, not regular expressions."""
-    from gates.checkpoints.beam import IGNORE
-    from gates.checkpoints.beam_layout import quantization_config
-
-    source = checkpoint(SHAPE, 17, fp8=True)
-    folder = tmp_path / "ignored-gate"
-    shutil.copytree(source, folder)
-    for shard in folder.glob("*.safetensors"):
-        tensors = load_file(shard)
-        for name in [n for n in tensors if n.endswith("self_attn.gate_proj.weight_scale")]:
-            tensors.pop(name)
-        for name in [n for n in tensors if n.endswith("self_attn.gate_proj.weight")]:
-            tensors[name] = tensors[name].float().to(torch.bfloat16)
-        save_file(tensors, shard, metadata={"format": "pt"})
-    index_path = folder / "model.safetensors.index.json"
-    index = json.loads(index_path.read_text())
-    index["weight_map"] = {
-        k: v for k, v in index["weight_map"].items() if not k.endswith("self_attn.gate_proj.weight_scale")
-    }
-    index_path.write_text(json.dumps(index))
-    ignore = [*IGNORE, r"re:.*\.self_attn\.gate_proj$"]
-    file_edit("config.json", quantization_config=quantization_config(ignore))(folder, None)
-    held = parameters(Harness(folder).model)
-    assert held["model.layers.0.self_attn.output_gate_proj.weight"].dtype == torch.bfloat16
-    assert held["model.layers.0.self_attn.o_proj.weight"].dtype == fp8.E4M3
-
-
-def test_pattern_that_targets_the_attention_gate_reaches_it():
-    from types import SimpleNamespace
-
-    from vllm_gaudi.models.beam.quant_names import follow_rename
-
-    scheme = object()
-    config = SimpleNamespace(
-        get_name=lambda: "compressed-tensors",
-        ignore=["lm_head"],
-        target_scheme_map={r"re:.*\.self_attn\.(q|gate)_proj$": scheme, "re:.*down_proj": None},
-    )
-    follow_rename(config, 2)
-    follow_rename(config, 2)
-    gates = [f"model.layers.{i}.self_attn.output_gate_proj" for i in range(2)]
-    assert [config.target_scheme_map[g] for g in gates] == [scheme, scheme]
-    assert len(config.target_scheme_map) == 4
-    assert config.ignore == ["lm_head"]
-
-
 def test_repeated_tensor_is_refused(checkpoint, tmp_path):
     from vllm_gaudi.models.beam.inventory import Inventory
 

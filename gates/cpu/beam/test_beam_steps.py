@@ -3,8 +3,12 @@
 
 import pytest
 import torch
+from harness import Harness
 from step_checks import CHECKS
 
+from gates.checkpoints import beam
+from gates.checkpoints.beam_shapes import SHAPES
+from gates.checkpoints.beam_values import GRID
 from gates.oracle.beam.model import BeamReference
 
 CELLS = [(shape, seed, count) for shape in ("grid8", "grid6") for seed in (17, 41) for count in (1, 17, 129)]
@@ -46,6 +50,16 @@ def test_whole_network_in_fp32_agrees_to_1e_4(model, checkpoint, tokens, cell):
     print(f"fp32 {cell}: max logit difference {difference:.2e}")
     assert got.dtype == torch.float32
     assert difference < 1e-4
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4, 7])
+def test_other_depths_agree_in_fp32(tmp_path, tokens, layers):
+    """One layer alone is full and dense; of four only the last is sparse. Prompts end around the window's edge."""
+    path = beam.write(tmp_path, {**SHAPES["grid8"], "num_hidden_layers": layers}, how=GRID)
+    harness, reference = Harness(path, "float32"), BeamReference(path, "fp32")
+    for count in (1, 7, 8, 9, 17):
+        ids = tokens(17, count)
+        assert (harness.logits(ids) - reference(ids)).abs().max() < 1e-4, count
 
 
 def test_a_prefix_gives_the_logits_of_the_whole(model, tokens):

@@ -8,7 +8,15 @@ the server by name instead of giving a different model.
 
 from transformers import PretrainedConfig
 
-from vllm_gaudi.models.beam.config_checks import check_fields, check_numbers, is_positive, refuse_unknown, require
+from vllm_gaudi.models.beam.config_checks import (
+    check_dtype,
+    check_fields,
+    check_numbers,
+    is_positive,
+    refuse_unknown,
+    require,
+)
+from vllm_gaudi.models.beam.quant_section import check_section
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -71,6 +79,7 @@ class BeamConfig(PretrainedConfig):
         kwargs.pop("absent_fields", None)
         if self.max_position_embeddings is None:
             self.max_position_embeddings = 8192
+        check_dtype(self.dtype, kwargs.get("dtype"), kwargs.get("torch_dtype"))
         check_numbers(self)
         if self.layer_types is None:
             self.layer_types = self.published_layer_types()
@@ -78,6 +87,7 @@ class BeamConfig(PretrainedConfig):
             dense = min(3, self.num_hidden_layers)
             self.mlp_layer_types = ["dense"] * dense + ["sparse"] * (self.num_hidden_layers - dense)
         kwargs = refuse_unknown(kwargs)
+        check_section(kwargs.get("quantization_config"))
         check_fields(self)
         self.rope_parameters = self._flat_rope(self.rope_parameters)
         if self.architectures is None:

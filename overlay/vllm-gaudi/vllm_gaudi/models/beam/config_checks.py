@@ -51,6 +51,8 @@ WHOLE = (
     "n_group",
     "topk_group",
 )
+# Larger ones are a slip, and would be built as lists or tensors before anything else fails.
+LARGEST, MOST_LAYERS = 2**31 - 1, 1024
 REAL = ("rms_norm_eps", "routed_scaling_factor")
 FIXED = {
     "hidden_act": "silu",
@@ -90,6 +92,16 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(f"config.json: {message}")
 
 
+def check_dtype(*values: Any) -> None:
+    """Refuse what names no float type of torch (None: not given); transformers would fail with a bare attribute."""
+    for value in values:
+        name = str(value).removeprefix("torch.")
+        require(
+            value is None or name in ("auto", "bfloat16", "float16", "float32"),
+            f"dtype is {value!r}, Beam is published in 'bfloat16'",
+        )
+
+
 def is_positive(value: Any) -> bool:
     """Whether `value` is a finite number above 0; JSON may hold NaN, infinities and truth values."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
@@ -99,9 +111,11 @@ def check_numbers(config) -> None:
     """Refuse numbers that are none, out of range, or broken where only whole ones count. Raises ValueError."""
     for name in WHOLE:
         value = getattr(config, name)
+        most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST
         require(
             is_positive(value) and isinstance(value, int), f"{name} must be a positive whole number, found {value!r}"
         )
+        require(value <= most, f"{name} must be at most {most}, found {value!r}")
     for name in REAL:
         value = getattr(config, name)
         require(is_positive(value), f"{name} must be a positive number, found {value!r}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm_gaudi.models.beam.config import BeamConfig
+from vllm_gaudi.models.beam.quant_section import OTHER_SCHEMES
 
 E4M3 = torch.float8_e4m3fn
 PLAIN_DTYPES = {torch.bfloat16, torch.float16, torch.float32}
@@ -137,16 +138,29 @@ class Inventory:
 
     def _unknown(self, name: str) -> str:
         if name.endswith("_scale") and name.removesuffix("_scale") in self.expected:
-            return f"{name}: its module is on the ignore list of quantization_config, so it must not have a scale"
+            return (
+                f"{name}: its module is on the ignore list of quantization_config or no target, so it must not have a "
+                "scale; if its weight is E4M3, take it off the list"
+            )
+        if name.endswith(OTHER_SCHEMES):
+            return (
+                f"{name}: belongs to another quantisation scheme; Beam is served from E4M3 with one scale a row "
+                "(weight, weight_scale), dynamic activations and a BF16 cache"
+            )
         return f"{name}: no such tensor in Beam; the checkpoint is of another model or layout"
 
     @staticmethod
     def _mistyped(name: str, want: Expected, dtype: torch.dtype) -> str:
         found = str(dtype).removeprefix("torch.")
         if want.role == "fp8":
-            return f"{name}: stored as {found}, but quantization_config says E4M3; add the module to its ignore list"
+            layer, expert, _ = name.partition(".mlp.experts.")
+            advice = f"every expert of {layer}, as BF16," if expert else "the module"
+            return f"{name}: stored as {found}, but quantization_config says E4M3; put {advice} on its ignore list"
         if dtype == E4M3:
-            return f"{name}: stored as E4M3, but its module is not quantised by quantization_config"
+            return (
+                f"{name}: stored as E4M3, but its module is not quantised by quantization_config; take it off the "
+                "ignore list or make it a target"
+            )
         if want.role == "router":
             return f"{name}: stored as {found}; the router must be float32, narrower types change the chosen experts"
         return f"{name}: stored as {found}, expected bfloat16, float16 or float32"

@@ -96,7 +96,7 @@ def report(model: nn.Module, inventory: Inventory) -> None:
         "Beam checkpoint: %d tensors (%s); %d ignore entries; rope_theta %s; %d positions; chat template %s",
         len(inventory.seen),
         census,
-        len(getattr(quant, "ignore", None) or ()),
+        len(quant.config["ignore"]) if quant else 0,
         model.config.rope_parameters["rope_theta"],
         model.config.max_position_embeddings,
         template,

@@ -19,7 +19,7 @@ from vllm_gaudi.models.beam.inventory import check_values
 from vllm_gaudi.models.beam.layers import BeamRMSNorm, DepthScaledAdd, Positions, softcap
 from vllm_gaudi.models.beam.loading import checked_tensors, load_checked
 from vllm_gaudi.models.beam.moe import BeamMLP, BeamMoE
-from vllm_gaudi.models.beam.quant_names import follow_rename
+from vllm_gaudi.models.beam.quant_modules import resolve
 from vllm_gaudi.models.beam.rounding import Rounding
 from vllm_gaudi.models.beam.serving_checks import check_serving
 from vllm_gaudi.models.beam.settings import BeamSettings
@@ -134,7 +134,7 @@ class BeamForCausalLM(nn.Module, SupportsQuant, SupportsEagle3):
         self.vllm_config = vllm_config
         self.config: BeamConfig = vllm_config.model_config.hf_config
         check_serving(vllm_config)
-        follow_rename(vllm_config.quant_config, self.config.num_hidden_layers)
+        resolve(vllm_config.quant_config, self.config)
         self.model = BeamModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         self.lm_head = ParallelLMHead(
             self.config.vocab_size,

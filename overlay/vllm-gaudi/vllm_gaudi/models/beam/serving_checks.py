@@ -4,7 +4,7 @@
 import torch
 from vllm.config import VllmConfig
 
-FP8_SCHEME = {"weights": ("channel", False), "input_activations": ("token", True)}
+from vllm_gaudi.models.beam.quant_section import METHOD, check_section
 
 
 def check_serving(vllm_config: VllmConfig) -> None:
@@ -14,6 +14,9 @@ def check_serving(vllm_config: VllmConfig) -> None:
         raise ValueError("--disable-sliding-window: Beam's sliding layers are trained with a window; remove the flag")
     if model.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"--dtype {model.dtype}: Beam runs in bfloat16 (or float32 for comparison)")
+    cache = vllm_config.cache_config.cache_dtype
+    if cache not in ("auto", "bfloat16", "float32"):
+        raise ValueError(f"--kv-cache-dtype {cache}: Beam's KV cache is BF16, it has no scales; remove the flag")
     if parallel.enable_eplb:
         raise ValueError("--enable-eplb: Beam's experts are placed linearly; remove the flag")
     if parallel.pipeline_parallel_size > 1:
@@ -29,20 +32,6 @@ def check_serving(vllm_config: VllmConfig) -> None:
 def _check_scheme(quant_config) -> None:
     if quant_config is None:
         return
-    if quant_config.get_name() != "compressed-tensors":
-        raise ValueError(f"quantization {quant_config.get_name()!r}: Beam is served in BF16 or compressed-tensors FP8")
-    for target, scheme in quant_config.target_scheme_map.items():
-        for part, (strategy, dynamic) in FP8_SCHEME.items():
-            found = scheme.get(part)
-            good = found is not None and (
-                found.num_bits == 8
-                and str(getattr(found.type, "value", found.type)) == "float"
-                and found.symmetric
-                and str(getattr(found.strategy, "value", found.strategy)) == strategy
-                and found.dynamic is dynamic
-            )
-            if not good:
-                raise ValueError(
-                    f"quantization_config: {part} of {target!r} must be symmetric 8-bit float, strategy {strategy}, "
-                    f"dynamic {dynamic}; found {found}"
-                )
+    if quant_config.get_name() != METHOD:
+        raise ValueError(f"quantization {quant_config.get_name()!r}: Beam is served in BF16 or {METHOD} FP8")
+    check_section(quant_config.config)  # once more: --hf-overrides reach it after the config class has looked
