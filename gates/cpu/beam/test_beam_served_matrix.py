@@ -90,7 +90,7 @@ def _serve(fp8, ranks: str, prefill: str, cache: bool, environment: dict[str, st
 def _mixed(server) -> tuple[list[Answer], list[str]]:
     """Two free answers and the texts of two that a grammar holds, all in flight together."""
 
-    def hold(prompt: list[int]) -> str:
+    def hold(prompt: str) -> str:
         extra = {"structured_outputs": {"regex": DIGITS.pattern}}
         answer = server.client.completions.create(
             model="tiny", prompt=prompt, max_tokens=16, temperature=0, extra_body=extra
@@ -98,7 +98,7 @@ def _mixed(server) -> tuple[list[Answer], list[str]]:
         return answer.choices[0].text
 
     with ThreadPoolExecutor(4) as pool:
-        held = [pool.submit(hold, prompt) for prompt in prompts((40, 60))]
+        held = [pool.submit(hold, prompt) for prompt in ("five digits: ", "a number, please")]
         free = [pool.submit(ask, server, [prompt], 16) for prompt in prompts((30, 50))]
         return [answer for future in free for answer in future.result()], [future.result() for future in held]
 
