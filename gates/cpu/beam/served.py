@@ -16,6 +16,17 @@ import torch
 
 from gates.oracle.beam.model import BeamReference
 
+PATIENCE = 900  # seconds to come up; a busy machine must not decide a test
+# Times the floor, which the same run measures: served output rounds in the experts' kernel too.
+FACTOR = 1.5
+GAP_FACTOR = 2.0
+
+
+def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
+    """Random ids of plain tokens, the same for every server."""
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randint(340, (length,), generator=generator).tolist() for length in lengths]
+
 
 @dataclass
 class Answer:
@@ -71,6 +82,19 @@ def ask_at_once(server, prompts: list[list[int]], count: int) -> list[Answer]:
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(lambda prompt: _ask_one(server, prompt, count), prompts))
+
+
+def metric(server, name: str) -> float:
+    """Sum of a metric of the server over its labels."""
+    lines = [line for line in server.get("/metrics").splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def accept(result: Score, what: str) -> None:
+    """Assert that a score is within the limits, and print it."""
+    print(f"{what}: {result.line()}")
+    assert result.served <= FACTOR * result.floor, result.line()
+    assert result.worst_gap <= GAP_FACTOR * result.floor_gap, result.line()
 
 
 def _gap(logits: torch.Tensor, token: int) -> float:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import pytest
 import served
-from served import Answer, ask, ask_at_once, score
-from test_beam_served import COUNT, FACTOR, GAP_FACTOR, PATIENCE, _metric, accept, prompts
+from served import FACTOR, GAP_FACTOR, PATIENCE, Answer, accept, ask, ask_at_once, metric, prompts, score
 
 from gates.hpusim import testing
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
+COUNT = 12
 LENGTHS = (5, 255, 256, 257, 530)
 CROWD = (100, 110, 120, 90)  # four requests of two blocks each and growing
 BLOCKS = 7
@@ -79,10 +79,10 @@ def _serve(fp8, ranks: str, prefill: str, cache: bool, environment: dict[str, st
         # Each prompt twice in a row: later ones take its blocks.
         pairs = [ask(server, [prompt, prompt], COUNT) for prompt in prompts(LENGTHS)]
         alone, again = ([pair[i] for pair in pairs] for i in (0, 1))
-        hits, before = (_metric(server, f"vllm:{name}_total") for name in ("prefix_cache_hits", "num_preemptions"))
+        hits, before = (metric(server, f"vllm:{name}_total") for name in ("prefix_cache_hits", "num_preemptions"))
         assert before == 0
         crowd = ask_at_once(server, prompts(CROWD), 60)
-        preemptions = _metric(server, "vllm:num_preemptions_total")
+        preemptions = metric(server, "vllm:num_preemptions_total")
         free, held = _mixed(server)
         return Served(alone, again, crowd, free, held, hits, preemptions, server.log())
 
