@@ -147,7 +147,7 @@ def resolve(quant_config: Any, config: BeamConfig) -> None:
     for name in (*PLAIN, *routers):
         ignore.mean(name)
     if ignore.unused():
-        logger.warning_once("%s.ignore: no matrix of Beam is meant by %s", WHERE, ignore.unused())
+        logger.warning_once("%s.ignore: no matrix of Beam is meant by %s", WHERE, ", ".join(ignore.unused()))
     scheme = next(iter(quant_config.target_scheme_map.values()))
     quant_config.target_scheme_map = {"Linear": scheme}
     quant_config.ignore = [*PLAIN, *plain]
