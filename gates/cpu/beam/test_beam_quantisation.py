@@ -139,7 +139,7 @@ def test_entries_that_mean_nothing_are_told(caplog):
     finally:
         logger.removeHandler(caplog.handler)
     (line,) = [r.getMessage() for r in caplog.records]
-    assert line.endswith(f"no matrix of Beam is meant by re:.*visual, {LAYER}.self_atn.q_proj")
+    assert line.endswith(f"no matrix of Beam is meant by 2 entries: re:.*visual, {LAYER}.self_atn.q_proj")
 
 
 def test_published_model_is_resolved_with_every_expert_listed():

@@ -146,8 +146,9 @@ def resolve(quant_config: Any, config: BeamConfig) -> None:
     routers = [f"model.layers.{i}.mlp.gate" for i in range(config.num_hidden_layers) if config.is_sparse(i)]
     for name in (*PLAIN, *routers):
         ignore.mean(name)
-    if ignore.unused():
-        logger.warning_once("%s.ignore: no matrix of Beam is meant by %s", WHERE, ", ".join(ignore.unused()))
+    if unused := ignore.unused():
+        listed = ", ".join(unused[:8]) + (", ..." if len(unused) > 8 else "")
+        logger.warning_once("%s.ignore: no matrix of Beam is meant by %d entries: %s", WHERE, len(unused), listed)
     scheme = next(iter(quant_config.target_scheme_map.values()))
     quant_config.target_scheme_map = {"Linear": scheme}
     quant_config.ignore = [*PLAIN, *plain]
