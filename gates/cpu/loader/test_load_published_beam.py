@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from rank_model import as_rank
+from rank_model import as_rank, build
 
 from gates.checkpoints import beam, beam_chat
 from gates.checkpoints.beam_layout import layout
@@ -17,11 +17,11 @@ RANK, RANKS = 5, 8
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory, empty_model):
+def published(tmp_path_factory):
     folder = tmp_path_factory.mktemp("published")
     beam.write_config(folder, PUBLISHED, fp8=True, bf16_experts=False)
     beam_chat.write_tokenizer(folder)
-    return empty_model(folder, RANKS, RANK, True, device="meta")
+    return build(folder, RANKS, RANK, True, device="meta")
 
 
 def tensors(leave_out: str = ""):
@@ -83,6 +83,7 @@ def test_every_tensor_is_taken_once_and_one_line_tells_the_facts(published, capl
     assert "rope_theta 10000.0; 1048576 positions; chat template none (no tokenizer)" in line
 
 
+@pytest.mark.long
 def test_one_tensor_of_76267_that_is_missing_is_named(published):
     name = "model.layers.27.mlp.experts.201.down_proj.weight_scale"
     with pytest.raises(ValueError, match=rf"1 of 76267 tensors are missing, first \['{name}'\]"), as_rank(0, RANKS):
