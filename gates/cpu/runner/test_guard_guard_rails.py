@@ -104,3 +104,27 @@ def test_sync_runs_get_a_scheduler_that_keeps_the_share(flags, settings) -> None
     for other in (_config(), _config("llama", scheduler_config__async_scheduling=False)):
         guard_rails.check(other)
         assert other.scheduler_config.scheduler_cls is None
+
+
+def test_windowed_kv_needs_exact_windows_the_hybrid_manager_and_plain_caches(flags, settings, monkeypatch) -> None:
+    from vllm_gaudi.runtime import gates, guard_rails
+
+    no_manager = {"scheduler_config__disable_hybrid_kv_cache_manager": True}
+    settings(WINDOWED_KV="on", EXACT_WINDOW="off")
+    with pytest.raises(guard_rails.UnsupportedCombination, match="set VLLM_GAUDI_FRONTIER_EXACT_WINDOW=on"):
+        guard_rails.check(_config())
+    settings(EXACT_WINDOW="auto")
+    guard_rails.check(_config())
+    with pytest.raises(guard_rails.UnsupportedCombination, match="remove --disable-hybrid-kv-cache-manager"):
+        guard_rails.check(_config(**no_manager))
+    settings(WINDOWED_KV="auto")
+    guard_rails.check(_config(**no_manager))
+    assert not gates.windowed_kv(_config(**no_manager))
+    assert gates.windowed_kv(_config())
+    monkeypatch.setenv("QUANT_CONFIG", "x.json")
+    monkeypatch.setenv("VLLM_DYNAMIC_KV_QUANT", "1")
+    guard_rails.check(_config(cache_config__cache_dtype="auto"))
+    with pytest.raises(guard_rails.UnsupportedCombination, match="unset VLLM_DYNAMIC_KV_QUANT"):
+        guard_rails.check(_config(cache_config__cache_dtype="fp8_inc"))
+    settings(EXACT_WINDOW="off")
+    assert not gates.windowed_kv(_config())

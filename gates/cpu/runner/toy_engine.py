@@ -97,19 +97,24 @@ class ToyModel:
 
 @dataclass
 class Track:
-    """One request as the test knows it; `window` limits what the model sees of it."""
+    """One request as the test knows it; `window` limits what the model sees of it.
+
+    With `sliding_groups` the model sees all of it, then the window once for each of those groups.
+    """
 
     prompt: list[int]
     max_tokens: int
     structured: bool
     window: int = 0
+    sliding_groups: int = 0
     got: list[int] = field(default_factory=list)
 
     def expected(self, vocabulary: int, count: int) -> list[int]:
         """The first `count` tokens the request must return."""
         known, answers = list(self.prompt), []
         for _ in range(count):
-            token = next_token(known[-self.window :], vocabulary)
+            seen = known[-self.window :]
+            token = next_token(known + seen * self.sliding_groups if self.sliding_groups else seen, vocabulary)
             token = allowed_neighbour(token) if self.structured and token % 2 else token
             answers.append(token)
             known.append(token)
@@ -136,7 +141,8 @@ def vllm_config(checkpoint: Path, **arguments: Any) -> Any:
 class ToyEngine:
     """Scheduler, runner and toy model, stepped as vLLM's engine core does."""
 
-    def __init__(self, config: Any, blocks: int = 24, window: int = 0):
+    def __init__(self, config: Any, blocks: int = 24, window: int = 0, groups: Any = None):
+        """`groups`: a KVCacheConfig with several groups; `window` is that of the model's sliding layers."""
         from vllm.config import set_current_vllm_config
         from vllm.utils.hashing import get_hash_fn_by_name
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -150,7 +156,8 @@ class ToyEngine:
         self.config, self.blocks = config, blocks
         size = config.cache_config.block_size
         spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=8, dtype=torch.bfloat16)
-        kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+        one = [KVCacheGroupSpec(["layer"], spec)]
+        kv = groups or KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=one)
         config.cache_config.num_gpu_blocks = blocks
         self.is_async = config.scheduler_config.async_scheduling
         kind = HPUAsyncScheduler if self.is_async else Scheduler
@@ -175,11 +182,19 @@ class ToyEngine:
         runner.bucketing_manager.generate_prompt_buckets()
         runner.bucketing_manager.generate_decode_buckets()
         self.vocabulary = config.model_config.get_vocab_size()
-        self.window = window
-        if window:
+        self.window, self.sliding_groups = window, 0
+        if groups:
+            from gates.cpu.runner.grouped_toy import GroupedToy
+            from vllm_gaudi.runtime import windowed_kv
+
+            adopted = windowed_kv.adopt(runner, kv)
+            assert adopted is not None
+            self.sliding_groups = len(adopted.sliding)
+            self.toy: ToyModel = GroupedToy(blocks, size, self.vocabulary, runner, self.scheduler)
+        elif window:
             from gates.cpu.runner.window_toy import WindowToy
 
-            self.toy: ToyModel = WindowToy(blocks, size, self.vocabulary, runner)
+            self.toy = WindowToy(blocks, size, self.vocabulary, runner)
         else:
             self.toy = ToyModel(blocks, size, self.vocabulary)
         runner.model = self.toy
@@ -195,7 +210,7 @@ class ToyEngine:
 
         values = {"temperature": 0, "ignore_eos": True, **sampling}
         params = SamplingParams(max_tokens=max_tokens, **values)
-        self.tracks[name] = Track(prompt, max_tokens, structured, self.window)
+        self.tracks[name] = Track(prompt, max_tokens, structured, self.window, self.sliding_groups)
         self.scheduler.add_request(
             Request(
                 request_id=name,

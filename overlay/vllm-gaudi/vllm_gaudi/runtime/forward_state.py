@@ -21,6 +21,7 @@ class ForwardState:
         graphs: the forward is captured into, or replayed from, an HPU graph.
         bounded: the host waits for earlier layers (ungraphed prefill of enough tokens).
         layer: decoder layers finished so far in this forward.
+        kv_groups: KV-cache group of each layer, None when all are in one.
     """
 
     is_prompt: bool = False
@@ -31,6 +32,7 @@ class ForwardState:
     decode_layers_per_graph: int = 1
     long_attention: bool = False
     events: list[Any] = field(default_factory=list)
+    kv_groups: Any = None
 
 
 STATE = ForwardState()

@@ -38,6 +38,30 @@ def exact_window(owner: Any) -> bool:
     return known
 
 
+def interleaves_windows(vllm_config: Any) -> bool:
+    """Whether some layers of the model have a window and others none."""
+    text_config = getattr(vllm_config.model_config, "hf_text_config", None)
+    kinds = getattr(text_config, "layer_types", None) or ()
+    return len(set(kinds)) > 1 and bool(getattr(text_config, "sliding_window", None))
+
+
+def has_exact_windows(vllm_config: Any) -> bool:
+    return _switched(settings.current().exact_window, vllm_config) and interleaves_windows(vllm_config)
+
+
+def windowed_kv(vllm_config: Any) -> bool:
+    """Whether sliding layers keep the blocks of their window alone.
+
+    Off where vLLM's hybrid manager is off; `auto` also where windows are not exact.
+    """
+    if getattr(vllm_config.scheduler_config, "disable_hybrid_kv_cache_manager", False):
+        return False
+    switch = settings.current().windowed_kv
+    if switch == "auto" and not has_exact_windows(vllm_config):
+        return False
+    return _switched(switch, vllm_config) and interleaves_windows(vllm_config)
+
+
 def long_attention(vllm_config: Any) -> bool:
     return _switched(settings.current().long_attention, vllm_config)
 

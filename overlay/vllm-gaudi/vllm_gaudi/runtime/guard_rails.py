@@ -6,6 +6,7 @@ Checked only for what is switched on: a model without the patches' behaviour is 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from vllm_gaudi.runtime import gates, settings
@@ -17,13 +18,10 @@ class UnsupportedCombination(ValueError):
     """A configuration the patches would serve wrongly; the message says what to change."""
 
 
-def _has_exact_windows(vllm_config: Any) -> bool:
-    switch = settings.current().exact_window
-    if not (switch == "on" or (switch == "auto" and gates.is_frontier(vllm_config))):
-        return False
-    text_config = getattr(vllm_config.model_config, "hf_text_config", None)
-    kinds = getattr(text_config, "layer_types", None) or ()
-    return len(set(kinds)) > 1 and bool(getattr(text_config, "sliding_window", None))
+def _dynamic_scales(vllm_config: Any) -> bool:
+    """Whether upstream keeps scales beside an FP8 cache, which tensors that layers share have no place for."""
+    quantised = os.environ.get("QUANT_CONFIG") is not None and os.environ.get("VLLM_DYNAMIC_KV_QUANT") is not None
+    return quantised and str(vllm_config.cache_config.cache_dtype).startswith("fp8")
 
 
 def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
@@ -38,7 +36,7 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
     if contiguous is None:
         contiguous = not vllm_config.cache_config.enable_prefix_caching
     found = []
-    windows = _has_exact_windows(vllm_config)
+    windows = gates.has_exact_windows(vllm_config)
     tiles = gates.long_attention(vllm_config)
     share = gates.prefill_share(vllm_config) < 1
     if windows or tiles or share:
@@ -53,6 +51,13 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
             found.append((f"{what} with a KV connector", "remove --kv-transfer-config"))
     if windows and contiguous:
         found.append(("window block lists with contiguous paged attention", "set VLLM_CONTIGUOUS_PA=false"))
+    if gates.windowed_kv(vllm_config):
+        if not windows:
+            found.append(("windowed KV without exact windows", f"set {settings.variable('exact_window')}=on"))
+        if _dynamic_scales(vllm_config):
+            found.append(("windowed KV with dynamic FP8 scales", "unset VLLM_DYNAMIC_KV_QUANT"))
+    elif settings.current().windowed_kv == "on" and gates.interleaves_windows(vllm_config):
+        found.append(("windowed KV without the hybrid manager", "remove --disable-hybrid-kv-cache-manager"))
     if (windows or tiles) and flags.VLLM_MERGED_PREFILL:
         found.append(("merged prefill", "unset VLLM_MERGED_PREFILL"))
     if tiles and flags.VLLM_BUCKETING_STRATEGY == "pad" and flags.VLLM_HPU_FSDPA_SLICE_ENABLED is not False:

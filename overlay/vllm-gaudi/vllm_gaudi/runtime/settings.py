@@ -100,6 +100,12 @@ SETTINGS = (
         "Sliding-window layers see exactly their window, in prefill and decode, through a fixed-width block list.",
     ),
     Setting(
+        "WINDOWED_KV",
+        "auto",
+        _switch,
+        "Sliding-window layers keep the KV blocks of their window alone, through vLLM's hybrid KV-cache manager.",
+    ),
+    Setting(
         "LONG_ATTENTION",
         "auto",
         _switch,
@@ -177,6 +183,7 @@ class Settings:
     """Parsed values; attribute names are the setting names in lower case."""
 
     exact_window: str
+    windowed_kv: str
     long_attention: str
     attention_workspace_bytes: int
     compact_bias_keys: int

@@ -26,18 +26,19 @@ def decode_span(position: int, window: int, block_size: int) -> tuple[int, int, 
     return first_block, position // block_size - first_block + 1, lead
 
 
-def prefill_blocks(blocks: list[int], context: int, window: int, block_size: int) -> list[int]:
-    """Window block list of one prefill: the last context blocks, left-aligned, of fixed width.
+def prefill_blocks(blocks: Any, context: int, window: int, block_size: int) -> list[int]:
+    """Window block list of one prefill: the blocks its first query sees, left-aligned, of fixed width.
 
-    Slots that hold no context repeat one of the request's own blocks; the bias masks them.
+    Blocks before them may have been freed and are not listed. Slots that hold no context repeat one of the request's
+    own blocks; the bias masks them.
 
     Args:
         blocks: the request's block ids in order.
         context: computed tokens before the chunk.
     """
     size = width(window, block_size)
-    count = -(-context // block_size)
-    kept = [int(b) for b in blocks[max(0, count - size) : count]]
+    first = max(0, context - window + 1) // block_size
+    kept = [int(b) for b in blocks[first : -(-context // block_size)]]
     padding = kept[-1] if kept else (int(blocks[0]) if blocks else 0)
     return kept + [padding] * (size - len(kept))
 
@@ -47,18 +48,29 @@ def prefill_window_list(
 ) -> torch.Tensor | None:
     """Block list [target_bs * width] int32 for the sliding layers of a prefill with cached context.
 
-    Returns `current` unchanged when the model has no exact windows or the batch has no context.
+    With several KV-cache groups [sliding groups, target_bs * width]. Returns `current` unchanged when the model has no
+    exact windows or the batch has no context.
     """
-    from vllm_gaudi.runtime import gates
+    from vllm_gaudi.runtime import gates, window_groups
 
     if target_blocks == 0 or not gates.exact_window(runner):
         return current
+    by_group = window_groups.tables(runner, sliding=True)
+    if by_group is None:
+        lists = _prefill_rows(runner, contents.blocks, contents, target_bs)
+    else:
+        index = [runner.input_batch.req_id_to_index[req_id] for req_id in contents.req_ids]
+        lists = [_prefill_rows(runner, [table[i] for i in index], contents, target_bs) for table in by_group]
+    return torch.tensor(lists, dtype=torch.int32).to(runner.device, non_blocking=True)
+
+
+def _prefill_rows(runner: Any, tables: list, contents: Any, target_bs: int) -> list[int]:
     rows = [
         prefill_blocks(blocks, int(context), runner.sliding_window, runner.attn_block_size)
-        for blocks, context in zip(contents.blocks, contents.context_lens, strict=False)
+        for blocks, context in zip(tables, contents.context_lens, strict=False)
     ]
     rows += [rows[0]] * (target_bs - len(rows))
-    return torch.tensor(rows, dtype=torch.int32).flatten().to(runner.device, non_blocking=True)
+    return [block for row in rows for block in row]
 
 
 def window_bias(
@@ -76,8 +88,8 @@ def window_bias(
     block_size = metadata.block_size or processor.block_size
     keys = listed.size(-1) // batch_size * block_size
     context = metadata.context_lens_tensor.to(torch.int32).view(batch_size, 1, 1)
-    # Slot 0 of the list is token `base`: the list holds the last blocks of the context.
-    base = ((context + (block_size - 1)) // block_size * block_size - keys).clamp(min=0)
+    # Slot 0 of the list is token `base`: the list begins with the first query's window.
+    base = (context - (window - 1)).clamp(min=0) // block_size * block_size
     row = torch.arange(seq_len, device=device, dtype=torch.int32).view(1, seq_len, 1)
     past = torch.arange(keys, device=device, dtype=torch.int32).view(1, 1, keys) + base
     seen_past = (past < context) & (past > context + row - window)
@@ -101,22 +113,29 @@ def decode_window(
     Returns:
         `block_list` [N] and `groups` [N] int64, `usage` [2, N] int32 with N = rows * width: `usage[0]` counts
         the slots in use, `usage[1]` the leading slots before the window. Padding has group -1 and one slot.
+        With several KV-cache groups `block_list` is [sliding groups, N].
     """
+    from vllm_gaudi.runtime import window_groups
+
     window = runner.sliding_window
     size = rows * width(window, block_size)
-    block_list = np.full(size, runner._PAD_BLOCK_ID, dtype=np.int64)
+    by_group = window_groups.tables(runner, sliding=True)
+    lists = [block_tables] if by_group is None else by_group
+    block_list = np.full((len(lists), size), runner._PAD_BLOCK_ID, dtype=np.int64)
     groups = np.full(size, -1, dtype=np.int64)
     usage = np.stack((np.ones(size, dtype=np.int32), np.zeros(size, dtype=np.int32)))
     at = 0
-    for group, (table, position) in enumerate(zip(block_tables, positions, strict=True)):
-        position = int(position)
+    for row, position in enumerate(int(p) for p in positions):
         first, count, lead = decode_span(position, window, block_size)
-        block_list[at : at + count] = table[first : first + count]
-        groups[at : at + count] = group
+        for listed, table in zip(block_list, lists, strict=True):
+            listed[at : at + count] = table[row][first : first + count]
+        groups[at : at + count] = row
         usage[0, at : at + count] = block_size
         usage[0, at + count - 1] = position % block_size + 1
         usage[1, at] = lead
         at += count
+    if by_group is None:
+        block_list = block_list[0]
     return torch.from_numpy(block_list), torch.from_numpy(groups), torch.from_numpy(usage)
 
 

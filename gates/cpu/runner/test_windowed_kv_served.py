@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small Muse and Beam served with and without windowed KV: the same tokens, beyond the window, from prefix hits.
+
+Freed blocks hold junk in every run. Without pressure the runs compute the same batches, so tokens must be equal; with
+preemption the two layouts schedule differently, and each is held against its own run without pressure.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.long]
+
+SAMPLING = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "logprobs": 1}
+NEAR_TIE = 0.2  # log-probability a token may be below the best one where another order of sums made it win
+
+
+def _muse(folder: Path) -> Path:
+    from gates.checkpoints import muse
+    from gates.checkpoints.muse_shapes import SHAPES
+    from gates.hpusim import tokenizer
+
+    tokenizer.save(muse.write(folder, SHAPES["served"], how=muse.SERVED, mxfp4=True))
+    return folder
+
+
+def _beam(folder: Path) -> Path:
+    from gates.checkpoints import beam
+    from gates.checkpoints.beam_shapes import SHAPES
+
+    return beam.write(folder, SHAPES["served"], fp8=True)
+
+
+def _batches() -> list[dict[str, Any]]:
+    """Four requests with a common head longer than the window of 256; then two of them again, one longer."""
+    draw = random.Random(5)
+    head = [draw.randrange(16, 340) for _ in range(390)]
+    prompts = [head + [draw.randrange(16, 340) for _ in range(n)] for n in (5, 130, 250, 128)]
+    again = [prompts[1], prompts[2] + [draw.randrange(16, 340) for _ in range(40)]]
+    return [{"prompts": p, "sampling": SAMPLING} for p in (prompts, again)]
+
+
+def _run(folder: Path, switch: str, blocks: int | None = None) -> Any:
+    from gates.hpusim.testing import run_engine
+
+    return run_engine(
+        folder,
+        _batches(),
+        env={
+            "HPUSIM_TRACK": "0",
+            "HPUSIM_FAULT_POISON": "kv",
+            "VLLM_SKIP_WARMUP": "true",
+            "VLLM_GAUDI_FRONTIER_WINDOWED_KV": switch,
+        },
+        call="gates.cpu.runner.probes:counters",
+        disable_log_stats=False,
+        enable_prefix_caching=True,
+        max_num_batched_tokens=256,
+        block_size=128,
+        num_gpu_blocks_override=blocks,
+    )
+
+
+@pytest.fixture(scope="module", params=[(_muse, 4), (_beam, 5)], ids=["muse", "beam"])
+def served(request, tmp_path_factory) -> tuple[Any, Any, Any, int]:
+    """Runs without and with windowed KV, and with it under pressure; number of groups."""
+    write, groups = request.param
+    folder = write(tmp_path_factory.mktemp("windowed"))
+    return _run(folder, "off"), _run(folder, "auto"), _run(folder, "auto", 12 * groups), groups
+
+
+def test_windowed_kv_serves_the_same_tokens(served) -> None:
+    off, on, _, groups = served
+    assert "windowed KV: groups of" not in off.log
+    sizes = on.log.split("windowed KV: groups of ", 1)[1].split(" layers", 1)[0]
+    assert len(sizes.split("/")) == groups
+    for batch in range(2):
+        assert on.tokens(batch) == off.tokens(batch)
+    for run in (off, on):
+        counters = run.answer["call"]
+        assert counters["vllm:prefix_cache_hits"] >= 256
+        assert counters["vllm:num_preemptions"] == 0
+
+
+def test_preemption_changes_nothing(served) -> None:
+    _, on, pressed, _ = served
+    assert pressed.answer["call"]["vllm:num_preemptions"] > 0
+    for batch in range(2):
+        for one, other in zip(on.outputs(batch), pressed.outputs(batch), strict=True):
+            _same_up_to_a_near_tie(one["choices"][0], other["choices"][0])
+
+
+def _same_up_to_a_near_tie(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Equal tokens up to a place where both choices were as good as equal to the first run."""
+    pairs = zip(one["token_ids"], other["token_ids"], one["logprobs"], other["logprobs"], strict=True)
+    for place, (a, b, first, second) in enumerate(pairs):
+        if a == b:
+            assert abs(first[str(a)] - second[str(b)]) < NEAR_TIE, place
+            continue
+        assert abs(first[str(a)] - second[str(b)]) < NEAR_TIE, f"place {place}: {a} against {b}"
+        return
