@@ -29,10 +29,19 @@ class MuseReference(StreamingReference):
         mode: `fp32`, `bf16` or `w4a16`.
         expert_slices: `w4a16` only: tensor-parallel ranks that share an expert; the part of each is rounded
             to BF16 before the fp32 sum.
+        wide_scores: `w4a16` only: attention scores and probabilities in fp32. A fused kernel may also keep them in
+            BF16; the distance between the two is the least that can be asked of it.
         trace: called with (step name, tensor) for every step.
     """
 
-    def __init__(self, path: str, mode: str = "bf16", expert_slices: int = 1, trace: Trace = no_trace) -> None:
+    def __init__(
+        self,
+        path: str,
+        mode: str = "bf16",
+        expert_slices: int = 1,
+        wide_scores: bool = True,
+        trace: Trace = no_trace,
+    ) -> None:
         if mode not in MODES:
             raise CheckpointError(f"mode {mode!r}: choose one of {', '.join(MODES)}")
         self.checkpoint = Checkpoint(path)
@@ -41,6 +50,7 @@ class MuseReference(StreamingReference):
         self.mode, self.dtype, self.trace = mode, MODES[mode], trace
         self.wide, self.expert_slices = mode == "w4a16", expert_slices
         self.stream_dtype = torch.float32 if self.wide else self.dtype
+        self.score_dtype = self.stream_dtype if wide_scores else self.dtype
 
     def weights(self, layer: int | None = None) -> MuseWeights:
         """Weights of `layer`, or those outside the layers."""
@@ -106,7 +116,7 @@ class MuseReference(StreamingReference):
         note("q", q)
         note("k", k)
         tile = TILE if x.shape[0] > TILE_FROM else None
-        q, k, v = (value.to(self.stream_dtype) for value in (q, k, v))
+        q, k, v = (value.to(self.score_dtype) for value in (q, k, v))
         attended = shared.attention(q, k, v, positions, shape.window(index), tile, scale).to(self.dtype)
         note("attn", attended)
         normed_dtype = torch.float32 if self.wide else self.dtype
