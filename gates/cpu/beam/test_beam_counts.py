@@ -10,21 +10,16 @@ import pytest
 import torch
 
 from gates.checkpoints.beam_shapes import PUBLISHED, SHAPES
+from gates.cpu.decode_counts import check_cuts, check_two_a_layer, check_waits, counted_launches, predicted_launches
 from gates.hpusim import testing
 
 pytestmark = pytest.mark.engine
 
 RANKS = 2
+LAYERS = SHAPES["served"]["num_hidden_layers"]
 PORT_PAGE_LAUNCHES = 367  # 52 layers on the released build the port page measured
 GOAL = 215
 FLOOR = 208  # two collectives a layer, each with the segment it ends
-
-
-def predicted_launches(layers: int) -> int:
-    """Model part of a decode step: two segments and two all-reduces a layer, one each for the embedding, the tail."""
-    segments = 2 * layers + 2
-    collectives = 2 * layers + 1
-    return segments + collectives
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +51,7 @@ def decode(request, meters):
 
 def test_two_all_reduces_and_two_segments_a_layer(decode):
     steps, _, layers = decode
-    assert len(layers) == SHAPES["served"]["num_hidden_layers"]
-    for layer, counts in layers.items():
-        assert counts["collectives"] == 2 * steps, layer
-        assert counts["launches"] == 2 * steps, layer
+    check_two_a_layer(steps, layers, LAYERS)
 
 
 def test_four_tensors_a_local_expert(decode):
@@ -75,23 +67,17 @@ def test_four_tensors_a_local_expert(decode):
 
 def test_host_waits_for_nothing_but_the_sampled_tokens(decode):
     steps, phase, _ = decode
-    assert phase["syncs"]["total"] == 0
-    assert phase["d2h"]["blocking"] == 0
-    assert phase["d2h"]["count"] == steps
-    assert phase["d2h"]["largest"] <= 8 * 4, "token ids, not logits"
+    check_waits(steps, phase)
 
 
 def test_graph_segments_of_a_step_and_the_published_model(decode):
     """Counted on seven layers; the same formula predicts the 52 of the published model."""
     steps, phase, _ = decode
-    layers = SHAPES["served"]["num_hidden_layers"]
-    all_reduces = phase["collectives"]["by"]["all_reduce bfloat16"]
-    counted = (phase["launches_in_graph"] + all_reduces) / steps
-    assert counted == predicted_launches(layers)
+    counted, outside = counted_launches(steps, phase, ("bfloat16",))
+    assert counted == predicted_launches(LAYERS)
     predicted = predicted_launches(PUBLISHED["num_hidden_layers"])
-    outside = (phase["launches"] - phase["launches_in_graph"] + phase["collectives"]["total"] - all_reduces) / steps
     print(
-        f"{layers} layers: {counted:.0f} launches a decode step in the model, {outside:.0f} outside (inputs, logits, "
+        f"{LAYERS} layers: {counted:.0f} launches a decode step in the model, {outside:.0f} outside (inputs, logits, "
         f"sampler); predicted for 52 layers {predicted}; port page {PORT_PAGE_LAUNCHES}, floor {FLOOR}, goal {GOAL}"
     )
     assert FLOOR <= predicted <= GOAL < PORT_PAGE_LAUNCHES
@@ -99,11 +85,4 @@ def test_graph_segments_of_a_step_and_the_published_model(decode):
 
 def test_prefill_ends_a_graph_after_every_layer_and_decode_does_not(meters):
     for summary in meters:
-        cuts = {
-            kind: (summary["phases"][kind]["mark_steps"] - summary["phases"][kind]["collectives"]["total"])
-            / summary["steps"][kind]
-            for kind in ("prefill", "decode")
-        }
-        print(f"graph ends a step that no collective made: {cuts}")
-        assert cuts["prefill"] - cuts["decode"] >= SHAPES["served"]["num_hidden_layers"]
-        assert cuts["decode"] < SHAPES["served"]["num_hidden_layers"]
+        check_cuts(summary, LAYERS)

@@ -10,6 +10,7 @@ import torch
 
 from gates.checkpoints import muse
 from gates.checkpoints.muse_shapes import PUBLISHED, SHAPES
+from gates.cpu.decode_counts import check_cuts, check_two_a_layer, check_waits, counted_launches, predicted_launches
 from gates.hpusim import testing, tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
@@ -21,33 +22,36 @@ GOAL = 255
 FLOOR = 248  # two collectives a layer, each with the segment it ends
 
 
-def predicted_launches(layers: int) -> int:
-    """Model part of a decode step: two segments and two all-reduces a layer, one each for the embedding, the tail."""
-    segments = 2 * layers + 2
-    collectives = 2 * layers + 1
-    return segments + collectives
-
-
 @pytest.fixture(scope="module")
-def meters(tmp_path_factory):
-    folder = muse.write(tmp_path_factory.mktemp("muse-counts"), SHAPES["served"], how=muse.SERVED, mxfp4=True)
-    tokenizer.save(folder)
+def folder(tmp_path_factory):
+    path = muse.write(tmp_path_factory.mktemp("muse-counts"), SHAPES["served"], how=muse.SERVED, mxfp4=True)
+    tokenizer.save(path)
+    return path
+
+
+def run(folder, **environment: str) -> list[dict]:
+    """Meter summaries of both ranks after a few decode steps of two requests."""
     generator = torch.Generator().manual_seed(4)
     prompts = [torch.randint(340, (length,), generator=generator).tolist() for length in (5, 100)]
-    run = testing.run_engine(
+    made = testing.run_engine(
         folder,
         [{"prompts": prompts, "sampling": {"temperature": 0, "max_tokens": 8, "ignore_eos": True}}],
         mode="lazy",
         in_process=False,
-        env={"VLLM_SKIP_WARMUP": "true"},
+        env={"VLLM_SKIP_WARMUP": "true", **environment},
         tensor_parallel_size=RANKS,
         max_model_len=512,
         max_num_batched_tokens=512,
     )
-    assert "windowed KV: groups of 2/2/2/2 layers" in run.log
-    found = [summary for summary in run.meters if summary["steps"].get("decode")]
+    assert "windowed KV: groups of 2/2/2/2 layers" in made.log
+    found = [summary for summary in made.meters if summary["steps"].get("decode")]
     assert len(found) == RANKS
     return found
+
+
+@pytest.fixture(scope="module")
+def meters(folder):
+    return run(folder)
 
 
 @pytest.fixture(params=range(RANKS))
@@ -59,10 +63,7 @@ def decode(request, meters):
 
 def test_two_all_reduces_and_two_segments_a_layer(decode):
     steps, _, layers = decode
-    assert len(layers) == LAYERS
-    for layer, counts in layers.items():
-        assert counts["collectives"] == 2 * steps, layer
-        assert counts["launches"] == 2 * steps, layer
+    check_two_a_layer(steps, layers, LAYERS)
 
 
 def test_one_fp32_all_reduce_a_moe_layer(decode):
@@ -87,21 +88,15 @@ def test_tensors_a_launch(decode):
 
 def test_host_waits_for_nothing_but_the_sampled_tokens(decode):
     steps, phase, _ = decode
-    assert phase["syncs"]["total"] == 0
-    assert phase["d2h"]["blocking"] == 0
-    assert phase["d2h"]["count"] == steps
-    assert phase["d2h"]["largest"] <= 8 * 4, "token ids, not logits"
+    check_waits(steps, phase)
 
 
 def test_graph_segments_of_a_step_and_the_published_model(decode):
     """Counted on eight layers; the same formula predicts the 62 of the published model."""
     steps, phase, _ = decode
-    by = phase["collectives"]["by"]
-    all_reduces = by["all_reduce bfloat16"] + by["all_reduce float32"]
-    counted = (phase["launches_in_graph"] + all_reduces) / steps
+    counted, outside = counted_launches(steps, phase, ("bfloat16", "float32"))
     assert counted == predicted_launches(LAYERS)
     predicted = predicted_launches(PUBLISHED["num_hidden_layers"])
-    outside = (phase["launches"] - phase["launches_in_graph"] + phase["collectives"]["total"] - all_reduces) / steps
     print(
         f"{LAYERS} layers: {counted:.0f} launches a decode step in the model, {outside:.0f} outside (inputs, logits, "
         f"sampler); predicted for 62 layers {predicted}; port page {PORT_PAGE_LAUNCHES}, floor {FLOOR}, goal {GOAL}"
@@ -111,17 +106,14 @@ def test_graph_segments_of_a_step_and_the_published_model(decode):
 
 def test_prefill_ends_a_graph_after_every_layer_and_decode_does_not(meters):
     for summary in meters:
-        cuts = {
-            kind: (summary["phases"][kind]["mark_steps"] - summary["phases"][kind]["collectives"]["total"])
-            / summary["steps"][kind]
-            for kind in ("prefill", "decode")
-        }
-        print(f"graph ends a step that no collective made: {cuts}")
-        assert cuts["prefill"] - cuts["decode"] >= LAYERS
-        assert cuts["decode"] < LAYERS
+        check_cuts(summary, LAYERS)
 
 
-def test_a_cut_after_every_layer_is_over_the_goal():
-    """Control: what upstream's cut would add to the prediction."""
-    assert predicted_launches(62) + 62 == PORT_PAGE_LAUNCHES
-    assert predicted_launches(62) + 62 > GOAL
+def test_a_cut_after_every_layer_is_counted(folder):
+    """Control, and the port page's figure: upstream's cut adds a launch a layer."""
+    for summary in run(folder, VLLM_GAUDI_FRONTIER_DECODE_LAYERS_PER_GRAPH="1"):
+        steps, phase = summary["steps"]["decode"], summary["phases"]["decode"]
+        counted, _ = counted_launches(steps, phase, ("bfloat16", "float32"))
+        assert counted == predicted_launches(LAYERS) + LAYERS
+    layers = PUBLISHED["num_hidden_layers"]
+    assert predicted_launches(layers) + layers == PORT_PAGE_LAUNCHES

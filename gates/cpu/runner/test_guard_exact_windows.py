@@ -16,20 +16,12 @@ import pytest
 def windowed(checkpoints_root, settings):
     """`windowed(window, asynchronous, blocks, **engine)`: toy engine of a model with window and full layers."""
     from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
-    from gates.hpusim import checkpoints
+    from gates.cpu.runner.window_toy import window_checkpoint
 
     settings(EXACT_WINDOW="on")
 
     def make(window: int, asynchronous: bool = False, blocks: int = 200, **engine):
-        folder = checkpoints.make(
-            "gemma3_text",
-            checkpoints_root,
-            sliding_window=window,
-            num_hidden_layers=2,
-            layer_types=["sliding_attention", "full_attention"],
-            hidden_size=32,
-            intermediate_size=32,
-        )
+        folder = window_checkpoint(checkpoints_root, window)
         values = {"max_num_seqs": 4, **engine}
         return ToyEngine(vllm_config(folder, async_scheduling=asynchronous, **values), blocks, window=window)
 

@@ -19,20 +19,12 @@ def grouped(checkpoints_root, settings):
     """`grouped(window, asynchronous, blocks, layers, **engine)`: toy engine with core's groups for (sliding, full)."""
     from gates.cpu.runner.grouped_toy import kv_cache_config
     from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
-    from gates.hpusim import checkpoints
+    from gates.cpu.runner.window_toy import window_checkpoint
 
     settings(EXACT_WINDOW="on", WINDOWED_KV="on")
 
     def make(window: int, asynchronous: bool = False, blocks: int = 200, layers=(7, 3), **engine: Any):
-        folder = checkpoints.make(
-            "gemma3_text",
-            checkpoints_root,
-            sliding_window=window,
-            num_hidden_layers=2,
-            layer_types=["sliding_attention", "full_attention"],
-            hidden_size=32,
-            intermediate_size=32,
-        )
+        folder = window_checkpoint(checkpoints_root, window)
         config = vllm_config(folder, async_scheduling=asynchronous, **{"max_num_seqs": 4, **engine})
         return ToyEngine(config, blocks, window, kv_cache_config(config, *layers, window, blocks))
 

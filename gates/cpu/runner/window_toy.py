@@ -3,12 +3,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from gates.cpu.runner.toy_engine import ToyModel, next_token
+
+
+def window_checkpoint(root: Path, window: int) -> Path:
+    """A small model with one sliding and one full layer."""
+    from gates.hpusim import checkpoints
+
+    kinds = ["sliding_attention", "full_attention"]
+    small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32}
+    return checkpoints.make("gemma3_text", root, sliding_window=window, layer_types=kinds, **small)
 
 
 class WindowToy(ToyModel):
