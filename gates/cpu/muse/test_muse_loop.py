@@ -73,7 +73,7 @@ def test_nothing_waits_in_graphs_in_short_prompts_and_in_decode(trace, prompt, g
     assert not [entry for entry in seen if isinstance(entry, tuple)]
 
 
-def test_decode_ends_no_graph_between_layers_and_a_decoder_layer_would(trace, model, monkeypatch):
+def test_decode_ends_no_graph_between_layers_and_a_decoder_layer_would(trace, model):
     from vllm_gaudi.models.muse_spark.model import MuseSparkBlock
     from vllm_gaudi.v1.worker import hpu_model_runner as runner
 
@@ -90,8 +90,14 @@ def test_decode_ends_no_graph_between_layers_and_a_decoder_layer_would(trace, mo
 
     assert hooked() == 0
     assert trace(prompt=False, graphs=True).count("cut") == 0
-    monkeypatch.setattr(MuseSparkBlock, "__name__", "MuseSparkDecoderLayer")
-    assert hooked() == LAYERS
+    named = type("MuseSparkDecoderLayer", (MuseSparkBlock,), {})
+    try:
+        for layer in network.model.layers:
+            layer.__class__ = named
+        assert hooked() == LAYERS
+    finally:
+        for layer in network.model.layers:
+            layer.__class__ = MuseSparkBlock
 
 
 def _prompt_logprobs(network, hidden, ids):

@@ -30,7 +30,9 @@ def layer(request, harness):
 
 
 def near(got, expected) -> bool:
-    return float((got.float() - expected).abs().max() / expected.abs().max()) < 4 * STEP
+    return (
+        float((got.float() - expected).abs().max() / expected.abs().max()) < 8 * STEP
+    )  # paged attention rounds scores and probabilities to bf16
 
 
 def nudged(layer, position, run):

@@ -70,7 +70,7 @@ def served(request, tmp_path_factory) -> tuple[Any, Any, Any, int]:
     """Runs without and with windowed KV, and with it under pressure; number of groups."""
     write, groups = request.param
     folder = write(tmp_path_factory.mktemp("windowed"))
-    return _run(folder, "off"), _run(folder, "auto"), _run(folder, "auto", 12 * groups), groups
+    return _run(folder, "off"), _run(folder, "auto"), _run(folder, "auto", 7 * groups), groups
 
 
 def test_windowed_kv_serves_the_same_tokens(served) -> None:
