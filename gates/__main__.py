@@ -60,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
     resumed = None if args.fresh else ledger.resumable(args.ledger, identity)
     run = resumed or writer.start(identity)
     if resumed:
-        _say(f"resuming the run of {run.header['started']}: {len(run.results)} results kept")
+        _say(f"resuming the run of {run.header['started']}: {len(run.results)} results kept (--fresh starts anew)")
     ctx = gate.Context(
         client=client,
         facts=facts,
