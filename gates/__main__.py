@@ -23,7 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--only", action="append", default=[], metavar="NAME", help="gate or category; repeatable")
     run.add_argument("--profile", default="quick", help="tiny, quick or node")
     run.add_argument("--floor", action="store_true", help="also measure the server against itself")
-    run.add_argument("--reference", type=Path, help="scores of the CPU reference (python -m gates.oracle)")
+    run.add_argument("--reference", type=Path, help="scores of the CPU reference (python -m gates.oracle.passages)")
     run.add_argument("--fresh", action="store_true", help="start a new run even where one can be resumed")
     run.add_argument("--server-args", default="", help="the server's arguments, for the record")
     run.add_argument("--ledger", type=Path, default=DEFAULT_LEDGER)

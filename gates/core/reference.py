@@ -44,10 +44,10 @@ def load(path: Path) -> Reference:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise GateError(
-            f"cannot read reference scores ({error})", where=str(path), action="make them with gates.oracle"
+            f"cannot read reference scores ({error})", where=str(path), action="make them with gates.oracle.passages"
         ) from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise GateError("not reference scores of schema 1", where=str(path), action="make them with gates.oracle")
+        raise GateError("not reference scores of schema 1", where=str(path), action="make them with gates.oracle.passages")
     passages = []
     try:
         for entry in data["passages"]:

@@ -49,7 +49,7 @@ def _memory(api: Api) -> None:
     api.needs("remember")
     messages = [
         {"role": "user", "content": "My locker number is 7391."},
-        {"role": "assistant", "content": "Noted."},
+        {"role": "assistant", "content": "Noted.", "reasoning_content": "A number to keep."},
         {"role": "user", "content": "Which locker number did I name? Number only."},
     ]
     expect("7391" in (api.message(messages).get("content") or ""), "the number is missing")

@@ -24,9 +24,10 @@ def matched(expected: list[int], got: list[int]) -> int:
 
 def _case(ctx: Context, rung: int, seed: int) -> tuple[int, int]:
     rng = random.Random(seed)
-    line = " ".join(ctx.wording.filler(rng) for _ in range(48))
-    wanted = ctx.client.tokenize(line)
-    want = min(LENGTH, len(wanted), ctx.profile.answer_tokens)
+    line = ctx.wording.filler(rng)
+    while len(wanted := ctx.client.tokenize(line)) < LENGTH:
+        line += " " + ctx.wording.filler(rng)
+    want = min(LENGTH, ctx.profile.answer_tokens)
     filler_room = max(0, rung - len(wanted))
     per = prompts.tokens_per_filler(ctx.client, ctx.wording, rng)
     between = " ".join(ctx.wording.filler(rng) for _ in range(round(filler_room / per)))

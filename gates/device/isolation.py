@@ -12,12 +12,13 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from gates.core import server_facts, stats
+from gates.core import prompts, server_facts, stats
 from gates.core.client import ServerTrouble
 from gates.core.gate import Context, Gate, Skip
 from gates.core.result import GateResult, Measurement, Verdict
 
 PREEMPTIONS = "vllm:num_preemptions_total"
+GROWTH = 192  # tokens an answer has at least: more than one KV block of 128
 
 
 def codes(count: int, seed: int) -> list[str]:
@@ -40,19 +41,18 @@ def foreign(answer: str, own: int, everyone: list[str]) -> list[str]:
     return [piece for piece, who in pieces.items() if who != own and piece in answer]
 
 
-def _prompt(ctx: Context, code: str, tokens: int, seed: int) -> str:
+def _prompt(ctx: Context, code: str, tokens: int, seed: int, per_filler: float) -> str:
     rng = random.Random(seed)
     line = ctx.wording.fact(ctx.wording.keys[seed % len(ctx.wording.keys)], code)
     body = [line]
-    size = 0
-    while size < tokens:
-        body.append(ctx.wording.filler(rng))
-        size += max(1, len(body[-1]) // 4)
+    body += [ctx.wording.filler(rng) for _ in range(round(tokens / per_filler))]
     return " ".join([*body, line, f"Repeat: {code}"])
 
 
 def _answer(ctx: Context, prompt: str) -> str:
-    answer = ctx.client.complete(prompt, max_tokens=ctx.profile.greedy_tokens, temperature=0, ignore_eos=True)
+    # Only rows that outgrow their blocks while they decode make a full server preempt.
+    room = max(ctx.profile.greedy_tokens, GROWTH)
+    answer = ctx.client.complete(prompt, max_tokens=room, temperature=0, ignore_eos=True)
     return str(answer["choices"][0].get("text") or "")
 
 
@@ -60,7 +60,8 @@ def _run(ctx: Context) -> GateResult:
     count = ctx.profile.isolation_outputs
     everyone = codes(count, ctx.profile.seed)
     before = (server_facts.metrics(ctx.client) or {}).get(PREEMPTIONS)
-    rung = ctx.lengths(ctx.profile.rungs, reserve=2 * ctx.profile.greedy_tokens + 64)[-1]
+    rung = ctx.lengths(ctx.profile.rungs, reserve=2 * max(ctx.profile.greedy_tokens, GROWTH) + 64)[-1]
+    per_filler = prompts.tokens_per_filler(ctx.client, ctx.wording, random.Random(ctx.profile.seed))
     width = ctx.profile.concurrency * 4
     done = 0
     lock = threading.Lock()
@@ -68,7 +69,7 @@ def _run(ctx: Context) -> GateResult:
     def one(index: int) -> list[str]:
         nonlocal done
         # lengths differ so that rows join, leave and are preempted at different steps; a third share their prompt
-        prompt = _prompt(ctx, everyone[index], rung * (1 + index % 3) // 4, index // 3)
+        prompt = _prompt(ctx, everyone[index], rung * (1 + index % 3) // 4, index // 3, per_filler)
         pieces = foreign(_answer(ctx, prompt), index, everyone)
         with lock:
             done += 1

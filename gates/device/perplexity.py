@@ -37,7 +37,7 @@ def compare(ctx: Context) -> Comparison:
         Skip: no reference file was given.
     """
     if ctx.reference is None:
-        raise Skip("no reference scores given (--reference FILE, made by gates.oracle)")
+        raise Skip("no reference scores given (--reference FILE, made by gates.oracle.passages)")
     return _compare(ctx.client, str(ctx.reference.resolve()))
 
 
