@@ -8,7 +8,19 @@ step makes prefill chunked. Every comparison is on the served text itself.
 import pytest
 import served
 import torch
-from served import FACTOR, GAP_FACTOR, PATIENCE, accept, ask, ask_at_once, metric, prompts, score
+from served import (
+    FACTOR,
+    FEW_BLOCKS,
+    GAP_FACTOR,
+    PATIENCE,
+    UNCACHED,
+    accept,
+    ask,
+    ask_at_once,
+    metric,
+    prompts,
+    score,
+)
 
 from gates.hpusim import testing
 
@@ -49,6 +61,7 @@ def tp2ep2(fp8):
         max_num_batched_tokens=256,
         tensor_parallel_size=2,
         enable_prefix_caching=False,
+        env=UNCACHED,
     ) as server:
         yield ask(server, prompts(LENGTHS), COUNT)
 
@@ -119,14 +132,14 @@ def test_the_measure_tells_a_wrong_window_from_noise(tp1, fp8, monkeypatch):
 
 
 def test_bf16_preempted_with_prefix_cache_follows_the_bf16_reference(bf16):
-    """Seven blocks for four requests that need two each and grow: someone must wait and start over."""
+    """Four requests at once that grow beyond the cache: someone must wait and start over."""
     lengths = (100, 110, 120, 90)
     with testing.serve(
         bf16,
         timeout=PATIENCE,
         max_num_batched_tokens=256,
         enable_prefix_caching=True,
-        num_gpu_blocks_override=7,
+        num_gpu_blocks_override=FEW_BLOCKS,
         max_model_len=512,
     ) as server:
         answers = ask_at_once(server, prompts(lengths), 60)
