@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from scripts import console
+from scripts.arguments import VerbParser
 from scripts.errors import Exit, ToolError
 from scripts.git import GitError
 
@@ -41,29 +42,40 @@ _CODES = """exit codes:
 """
 
 
-def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The command line; only the module of the verb `only` is loaded, all of them when it is None."""
+def parser() -> argparse.ArgumentParser:
+    """The command line. The options of the project go before or after the verb."""
     top = argparse.ArgumentParser(
         prog="python -m scripts",
         description=__doc__,
         epilog=_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--root", type=Path, help="project folder (default: the one this tool lies in)")
-    common.add_argument(
+    _project_options(top, "project")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=VerbParser)
+    for name, purpose in VERBS.items():
+        sub = verbs.add_parser(name, help=purpose, description=purpose)
+        sub.verb = name
+        _project_options(sub, "verb")
+    return top
+
+
+def _project_options(to: argparse.ArgumentParser, place: str) -> None:
+    """Add --root and --source; each place keeps its own values: argparse lets the later erase the earlier."""
+    to.add_argument(
+        "--root",
+        type=Path,
+        dest=f"{place}_root",
+        metavar="FOLDER",
+        help="project folder (default: the one this tool lies in)",
+    )
+    to.add_argument(
         "--source",
         action="append",
         default=[],
+        dest=f"{place}_source",
         metavar="NAME=PATH",
         help="take an upstream from a local git repository, folder or archive",
     )
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, purpose in VERBS.items():
-        sub = verbs.add_parser(name, help=purpose, description=purpose, parents=[common])
-        if only in (None, name):
-            importlib.import_module(f"scripts.{name}").arguments(sub)
-    return top
 
 
 def main(words: list[str] | None = None) -> int:
@@ -71,14 +83,12 @@ def main(words: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
-    given = sys.argv[1:] if words is None else words
-    verb = next((word for word in given if not word.startswith("-")), None)
-    args = parser(verb if verb in VERBS else None).parse_args(given)
+    args = parser().parse_args(words)
     from scripts.paths import open_project
     from scripts.transaction import recover
 
     try:
-        project = open_project(args.root, args.source)
+        project = open_project(args.verb_root or args.project_root, [*args.project_source, *args.verb_source])
         recover(project)
         return int(importlib.import_module(f"scripts.{args.verb}").run(project, args))
     except ToolError as exc:

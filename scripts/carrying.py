@@ -212,5 +212,5 @@ def hunks_between(old: bytes, new: bytes) -> tuple[diff.Hunk, ...]:
             git.run(None, "-C", scratch, "diff", "--no-index", *_DIFF, "a/f", "b/f")
         except GitError as exc:  # 1 says that they differ
             text = exc.stdout.replace(b"diff --git a/a/f b/b/f", b"diff --git a/f b/f", 1)
-            return diff.parse(text, headings=True)[0].hunks
+            return diff.parse(text, from_git=True)[0].hunks
     return ()

@@ -9,13 +9,16 @@ import time
 
 from scripts import env as env_verb
 from scripts import wheels
+from scripts.arguments import whole_number
 from scripts.errors import Exit, ToolError
 from scripts.paths import Project
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--serve", action="store_true", help="stay up until Ctrl-C")
-    parser.add_argument("--port", type=int, help="port of the server (default: the demo's own, see its --help)")
+    parser.add_argument(
+        "--port", type=whole_number(0, 65535), help="port of the server, 0 picks a free one (default 8000)"
+    )
 
 
 def run(project: Project, args: argparse.Namespace) -> int:

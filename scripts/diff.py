@@ -18,7 +18,7 @@ _NO_NEWLINE = b"\\ No newline at end of file"
 class DiffError(ValueError):
     """Text that is no canonical zero-context diff, or a change that does not fit the file.
 
-    `rule` is the lint rule it breaks: form, context or heading.
+    `rule` is the lint rule it breaks: form, context, heading or twice.
     """
 
     def __init__(self, message: str, rule: str = "form") -> None:
@@ -157,24 +157,33 @@ class _Reader:
         return DiffError(f"line {self.first + self.at}: {what}, found {shown}", rule)
 
 
-def parse(data: bytes, *, first_line: int = 1, headings: bool = False) -> list[FileDiff]:
+def parse(data: bytes, *, first_line: int = 1, from_git: bool = False) -> list[FileDiff]:
     """Parse a zero-context diff.
 
     Args:
         data: the text from the first `diff --git` line on.
         first_line: number of that line in its file, for messages.
-        headings: accept git's section headings after the second `@@`; they quote upstream and are not canonical.
+        from_git: accept what git writes and a patch must not hold: section headings after the second `@@`, which quote
+            upstream, and two sections of a path whose type changes.
 
     Raises:
-        DiffError: naming the line; context lines, renames, binary hunks and abbreviated ids are refused.
+        DiffError: naming the line; context lines, renames, binary hunks, abbreviated ids and a second section of one
+            path are refused.
     """
     reader, changes = _Reader(data, first_line), []
+    begins: dict[bytes, int] = {}
     while reader.peek() is not None:
-        changes.append(_parse_file(reader, headings))
+        line = reader.first + reader.at
+        change = _parse_file(reader, from_git)
+        if change.path in begins and not from_git:
+            said = f"{quote(change.path)} has a section at line {begins[change.path]} already"
+            raise DiffError(f"line {line}: {said}; a patch changes a file once, and never its type", "twice")
+        begins[change.path] = line
+        changes.append(change)
     return changes
 
 
-def _parse_file(reader: _Reader, headings: bool) -> FileDiff:
+def _parse_file(reader: _Reader, from_git: bool) -> FileDiff:
     line = reader.take(b"diff --git ")
     if line is None:
         raise reader.fail("expected `diff --git`")
@@ -201,7 +210,7 @@ def _parse_file(reader: _Reader, headings: bool) -> FileDiff:
         if reader.take(b"+++ ") is None:
             raise reader.fail("expected `+++`")
         while (found := reader.peek()) is not None and found.startswith(b"@@ "):
-            hunks.append(_parse_hunk(reader, headings))
+            hunks.append(_parse_hunk(reader, from_git))
         if not hunks:
             raise reader.fail("expected a hunk")
     following = reader.peek()
@@ -214,11 +223,11 @@ def _parse_file(reader: _Reader, headings: bool) -> FileDiff:
     return FileDiff(path, old_mode, new_mode, old_id, new_id, tuple(hunks))
 
 
-def _parse_hunk(reader: _Reader, headings: bool) -> Hunk:
+def _parse_hunk(reader: _Reader, from_git: bool) -> Hunk:
     match = _HUNK.match(reader.peek() or b"")
     if not match:
         raise reader.fail("malformed hunk line")
-    if match[5] and not headings:
+    if match[5] and not from_git:
         raise reader.fail("text after the second @@ quotes upstream, run `export`", "heading")
     reader.at += 1
     counts = [1 if match[g] is None else int(match[g]) for g in (2, 4)]

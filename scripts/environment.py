@@ -32,6 +32,7 @@ from scripts.console import note as say
 from scripts.errors import ToolError
 
 ROOT = Path(__file__).resolve().parent.parent
+SUPPORTED = ((3, 10), (3, 13))  # first and last Python of the tool
 SYSTEM_TORCH = "VLLM_GAUDI_FRONTIER_BUILD_TORCH"
 RECIPE = 1  # raise when the steps of `_create` change, so that existing environments are rebuilt
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[^\s;#]+)\s*(?:;(?P<marker>[^#]*))?(?:#.*)?$")
@@ -178,7 +179,9 @@ def ensure(name: str, python: str | None = None) -> Environment:
             return env
         say(f"environment {name} ({env.purpose}): {why}; building {env.path.relative_to(ROOT)}")
         started = time.monotonic()
-        _create(env, python or find_python(env))
+        chosen = python or find_python(env)
+        probe(env, chosen)
+        _create(env, chosen)
         say(f"environment {name}: ready in {time.monotonic() - started:.0f} s")
     return env
 
@@ -196,6 +199,42 @@ def find_python(env: Environment) -> str:
             action=f"install {wanted} with its venv module, or name one: make env PYTHON=/path/to/{wanted}",
         )
     return found
+
+
+def probe(env: Environment, python: str) -> None:
+    """Raise ToolError, naming the interpreter and what it was asked, unless `python` can make `env`."""
+    wanted = "Python {}.{}".format(*env.python) if env.python and not system_torch() else "Python 3.10 to 3.13"
+
+    def refuse(what: str) -> ToolError:
+        return ToolError(
+            what,
+            where=f"interpreter for environment `{env.name}`: {python}",
+            action=f"install {wanted} with its venv module, or name one: make env PYTHON=/path/to/python3.11",
+        )
+
+    program = "import sys; print('python', *sys.version_info[:2]); import venv, ensurepip"
+    try:
+        done = subprocess.run(
+            [python, "-c", program],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as exc:
+        raise refuse(f"`{python}` cannot be run: {exc.strerror}") from exc
+    match = re.match(r"python (\d+) (\d+)\n", done.stdout)
+    if not match:
+        said = (done.stdout + done.stderr).strip()[-200:] or "nothing"
+        raise refuse(f'`{python} -c "{program}"` ended with {done.returncode} and said: {said}')
+    version = (int(match[1]), int(match[2]))
+    fits = version == env.python if env.python and not system_torch() else SUPPORTED[0] <= version <= SUPPORTED[1]
+    if not fits:
+        raise refuse(f"`{python}` is Python {version[0]}.{version[1]}, environment `{env.name}` takes {wanted}")
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2]
+        raise refuse(f"`{python}` cannot make virtual environments: {said}")
 
 
 def _create(env: Environment, python: str) -> None:
@@ -229,9 +268,9 @@ def _run(env: Environment, command: list[str]) -> None:
     result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
     if result.returncode:
         raise ToolError(
-            f"`{' '.join(command[:4])} …` ended with {result.returncode} while building environment `{env.name}`",
+            f"`{' '.join(command)}` ended with {result.returncode} while building environment `{env.name}`",
             where=env.requirements,
-            action="see pip's message above; the next run starts this environment again from nothing",
+            action="see its message above; the next run starts this environment again from nothing",
         )
 
 

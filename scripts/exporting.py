@@ -55,12 +55,22 @@ def changes_of(tree: Path, commit: str, upstream_paths: set[bytes]) -> list[diff
              "--no-relative", "--ignore-submodules=none", "--submodule=short", "-O/dev/null"]  # fmt: skip
     text = git.run(tree, "-c", "diff.suppressBlankEmpty=false", "diff-tree", "-p", "-r", *flags, f"{commit}^", commit)
     try:
-        changes = diff.parse(text, headings=True)
+        changes = diff.parse(text, from_git=True)
     except diff.DiffError as exc:
         raise ToolError(
             f"commit {commit[:12]} cannot be a patch: {exc}", where=str(tree), action="amend the commit"
         ) from exc
-    return [c for c in changes if c.path in upstream_paths]
+    changes = [c for c in changes if c.path in upstream_paths]
+    seen: set[bytes] = set()
+    for change in changes:
+        if change.path in seen:
+            raise ToolError(
+                f"commit {commit[:12]} changes the type of {quote(change.path)}: file to link, or back",
+                where=str(tree),
+                action="amend the commit: a patch keeps the types of upstream's files",
+            )
+        seen.add(change.path)
+    return changes
 
 
 def read_patches(tree: Path, base: str, old: dict[str, bytes]) -> list[Exported]:

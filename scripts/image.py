@@ -31,8 +31,9 @@ def run(project: Project, args: argparse.Namespace) -> int:
     note(f"image: wheels {', '.join(path.name for path in built.wheels.values())}")
     if args.check:
         return image_local.check(project)
-    if args.base and "@sha256:" not in args.base:
-        warn(f"{args.base} is not given by digest: the same command may give another image tomorrow")
+    if "@sha256:" not in (args.base or ""):
+        base = args.base or "the base image that the Dockerfile names"
+        warn(f"{base} is not given by digest: the same command may give another image tomorrow")
     tag = f"{NAME}:{record.version(lockfile.load(project)).replace('+', '-')}"
     command = [*builder(), "--tag", tag, *build_arguments(project)]
     if args.base:

@@ -192,6 +192,11 @@ def heading(subject: Subject) -> Iterator[Finding]:
     yield from _diff_findings(subject, "heading", "run `export`, it leaves them out")
 
 
+def path_twice(subject: Subject) -> Iterator[Finding]:
+    """No patch has two sections of one path: which of them came first would not show in the result."""
+    yield from _diff_findings(subject, "twice", "make it one section: change the file in build/trees and run `export`")
+
+
 def _diff_findings(subject: Subject, rule: str, action: str) -> Iterator[Finding]:
     for name, data in subject.patches.items():
         try:
@@ -294,6 +299,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "patch-form": (patch_form, "patches"),
     "context": (context, "patches"),
     "heading": (heading, "patches"),
+    "path-twice": (path_twice, "patches"),
     "path": (path, "paths"),
     "new-file": (new_file, "changes"),
     "hook-size": (hook_size, "changes"),

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 
 from scripts import cache, git, lockfile, stack, worktree
-from scripts.console import data, error, warn
-from scripts.errors import Exit
+from scripts.console import data, error
+from scripts.errors import Exit, ToolError
 from scripts.fetching import ensure_base
 from scripts.lockfile import Lock, Upstream
-from scripts.paths import Project
+from scripts.paths import Project, unquote
 from scripts.transaction import Transaction
 
 
@@ -72,15 +73,14 @@ def run(project: Project, args: argparse.Namespace) -> int:
     for upstream in lock.upstreams.values():
         now = now.with_upstream(current(project, upstream))
     if args.check:
-        found = differences(lock, now)
+        found = [*differences(lock, now), *map(not_versioned, untracked(project, now))]
         for line in found:
             error(line)
         if found:
             return Exit.CHECK_FAILED
         data(lock.hash)
         return Exit.OK
-    for path in untracked(project):
-        warn(f"{path} is locked but not under version control yet: add it before you commit the lock")
+    refuse_untracked(project, now)
     text = lockfile.render(now)
     if text != project.lock.read_text(encoding="utf-8"):
         with Transaction(project) as change:
@@ -89,12 +89,52 @@ def run(project: Project, args: argparse.Namespace) -> int:
     return Exit.OK
 
 
-def untracked(project: Project) -> list[str]:
-    """Files below patches and overlay that the project's own git does not know."""
-    try:
-        listing = git.run(
-            None, "-C", str(project.root), "ls-files", "-z", "--others", "--exclude-standard", "patches", "overlay"
+def refuse_untracked(project: Project, lock: Lock) -> None:
+    """Raise ToolError for files that `lock` would pin while no checkout but this one has them."""
+    if found := untracked(project, lock):
+        shown = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+        raise ToolError(
+            f"the lock would pin {len(found)} files that version control does not have: {shown}",
+            where=str(project.root),
+            action=f"`git add{' -f' if ignored(project, found[0]) else ''}` those that belong to the stack (`git add "
+            "-N` is enough), move the others away, then run the command again; nothing was changed",
         )
+
+
+def not_versioned(path: str) -> str:
+    """The sentence for a locked file that version control does not have."""
+    return f"{path} is not under version control: `git add` it, or move it away and run `python -m scripts lock`"
+
+
+def untracked(project: Project, lock: Lock) -> list[str]:
+    """Files listed in `lock` that the project's git does not have, ignored ones too; none where the lock is not in git.
+
+    A project that is no checkout, or lies in a repository that does not hold it, has no version control to agree with.
+    """
+    try:
+        known = _git(project, "ls-files", "-z", "--", "upstream.lock", "patches", "overlay")
     except git.GitError:
         return []
-    return [p.decode("utf-8", "replace") for p in listing.split(b"\0") if p]
+    if b"upstream.lock" not in (tracked := set(known.split(b"\0"))):
+        return []
+    listed = {path for upstream in lock.upstreams.values() for path in upstream.files}
+    return sorted(path for path in listed if _bytes(path) not in tracked)
+
+
+def ignored(project: Project, path: str) -> bool:
+    """Whether a .gitignore keeps `path` out, so that a plain `git add` would refuse it."""
+    try:
+        _git(project, "check-ignore", "-q", "--", os.fsdecode(_bytes(path)))
+    except git.GitError:
+        return False
+    return True
+
+
+def _git(project: Project, *words: str) -> bytes:
+    return git.run(None, "-C", str(project.root), *words)
+
+
+def _bytes(path: str) -> bytes:
+    """The name on disk of an entry of the lock, which quotes overlay paths that are not plain ASCII."""
+    overlay, upstream, name = (*path.split("/", 2), "", "")[:3]
+    return f"{overlay}/{upstream}/".encode() + (unquote(name) if name.startswith('"') else os.fsencode(name))

@@ -14,6 +14,7 @@ import tomlkit
 import tomlkit.exceptions
 from tomlkit.items import Table
 
+from scripts import stack
 from scripts.errors import Exit, ToolError
 from scripts.paths import SOURCE_VARIABLE, Project
 
@@ -28,6 +29,9 @@ _SHAPES = {
     "git": re.compile(r"[^-\s\x00-\x1f][^\s\x00-\x1f]*"),
     "sdist": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][0-9A-Za-z.!_]*"),
 }
+_TOP_KEYS = ("format", "lock-hash", "upstream")
+_KEYS = ("kind", "address", "ref", "version", "base-tree", "patched-tree", "digest", "files")
+_PINS = {"git": "commit", "sdist": "sha256"}
 _HEX = {40: re.compile(r"^[0-9a-f]{40}$"), 64: re.compile(r"^[0-9a-f]{64}$")}
 
 
@@ -99,6 +103,7 @@ def load(project: Project) -> Lock:
     plain: dict[str, Any] = document.unwrap()
     if type(plain.get("format")) is not int or plain["format"] != FORMAT:
         raise _bad(path, "format", f"must be {FORMAT}")
+    _refuse_unknown(path, "", plain, _TOP_KEYS)
     tables = plain.get("upstream")
     if not isinstance(tables, dict) or not tables:
         raise _bad(path, "upstream", "must hold at least one table")
@@ -114,7 +119,7 @@ def load(project: Project) -> Lock:
 
 
 def check_hash(lock: Lock) -> None:
-    """Raise ToolError when the file's values do not come to the hash it states."""
+    """Raise ToolError when the file's values do not come to the hash it states, or a listing not to its digest."""
     if lock.recorded_hash != lock.hash:
         raise ToolError(
             f"the lock was changed by hand: it states lock hash {lock.recorded_hash[:16]}, its values come to "
@@ -122,10 +127,28 @@ def check_hash(lock: Lock) -> None:
             where=str(lock.path),
             action="restore it from version control, or rewrite it with `python -m scripts lock`",
         )
+    for name, upstream in lock.upstreams.items():
+        if (listed := stack.digest_of(upstream.files)) != upstream.digest:
+            raise ToolError(
+                f"the lock was changed by hand: the files listed for `{name}` come to digest {listed[:16]}, it states "
+                f"{upstream.digest[:16]}",
+                where=str(lock.path),
+                action="restore it from version control, or rewrite it with `python -m scripts lock`",
+            )
 
 
 def _bad(path: Path, key: str, why: str) -> ToolError:
     return ToolError(f"`{key}` in the lock {why}", where=str(path), action="restore it from version control")
+
+
+def _refuse_unknown(path: Path, prefix: str, table: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Raise ToolError for a key that nothing reads: the lock hash covers values only, so it would go unnoticed."""
+    if unknown := [key for key in table if key not in known]:
+        raise ToolError(
+            f"the lock holds {prefix + unknown[0]!r}, which is no key of it",
+            where=str(path),
+            action=f"remove it, or correct it to one of {', '.join(known)}; text for people goes in a # comment",
+        )
 
 
 def _string(path: Path, table: dict[str, Any], key: str, shown: str, length: int = 0) -> str:
@@ -147,7 +170,8 @@ def _upstream(path: Path, name: str, table: Any) -> Upstream:
     kind = value("kind")
     if kind not in KINDS:
         raise _bad(path, f"upstream.{name}.kind", f"must be one of {', '.join(KINDS)}")
-    key, length = ("commit", 40) if kind == "git" else ("sha256", 64)
+    key, length = _PINS[kind], 40 if kind == "git" else 64
+    _refuse_unknown(path, f"upstream.{name}.", table, (*_KEYS, key))
     pin = _string(path, table, key, f"upstream.{name}.{key}", length)
     if not _NAME.fullmatch(name):
         raise _bad(path, f"upstream.{name!r}", "must be lower case words joined by -")
@@ -184,7 +208,7 @@ def render(lock: Lock) -> str:
             "address": upstream.address,
             "ref": upstream.ref,
             "version": upstream.version,
-            "commit" if upstream.kind == "git" else "sha256": upstream.pin,
+            _PINS[upstream.kind]: upstream.pin,
             "base-tree": upstream.base_tree,
             "patched-tree": upstream.patched_tree,
             "digest": upstream.digest,

@@ -24,17 +24,49 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--abort", action="store_true", help="give up a rebase in progress; nothing has changed")
     parser.add_argument("--drop", action="append", default=[], metavar="PATCH", help="leave this patch out")
     parser.add_argument("--accept", action="store_true", help="write patches, series, lock and report")
-    parser.add_argument("--report", metavar="FILE", help="where the report goes, below the project folder")
+    parser.add_argument("--report", metavar="FILE", help="where the report goes: a .md file in the project folder")
 
 
 def run(project: Project, args: argparse.Namespace) -> int:
     """Print the report; exit 5 when something needs a decision."""
+    refuse_odd_words(project, args)
     with exclusive(project.build / "trees.lock"):
         if args.abort:
             return abort(project, args.upstream)
         if args.go_on:
             return go_on(project, args.upstream)
         return begin(project, args)
+
+
+def refuse_odd_words(project: Project, args: argparse.Namespace) -> None:
+    """Raise ToolError for options that would have no effect, and for a report that would overwrite something else."""
+    given = [
+        word for word, value in (("--drop", args.drop), ("--accept", args.accept), ("--report", args.report)) if value
+    ]
+    if args.to is None and given:
+        raise ToolError(
+            f"{given[0]} has no effect with {'--abort' if args.abort else '--continue'}",
+            where="command line",
+            action="give it together with --to, when the rebase begins",
+            code=Exit.USAGE,
+        )
+    if args.report is None:
+        return
+    root, path = project.root.resolve(), (project.root / args.report).resolve()
+    if root not in path.parents or path.suffix != ".md":
+        raise ToolError(
+            f"`--report {args.report}` is no .md file in the project folder",
+            where=str(path),
+            action="give a path such as build/rebase-reports/NAME.md",
+            code=Exit.USAGE,
+        )
+    if path.exists() and not (path.is_file() and rebase_report.COLUMNS.encode() in path.read_bytes()):
+        raise ToolError(
+            f"`--report {args.report}` would overwrite what is no report of a rebase",
+            where=str(path),
+            action="give another path, such as build/rebase-reports/NAME.md",
+            code=Exit.USAGE,
+        )
 
 
 def begin(project: Project, args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from scripts.lockfile import Upstream
 from scripts.paths import quote
 from scripts.rebasing import Rehearsal
 
+COLUMNS = "| patch | outcome | files | meaning |"
 _ORDER = ("clean", "offset", "resolved", "empty", "conflict", "dropped")
 _MEANING = {
     "clean": "the files it changes are the same",
@@ -39,7 +40,7 @@ def render(rehearsal: Rehearsal) -> str:
         f"{len(rehearsal.rows)} patches: {total}. {len(rehearsal.collisions)} overlay paths taken by upstream, "
         f"{len(rehearsal.drift)} uses of {before.name} that the new one breaks.",
         "",
-        "| patch | outcome | files | meaning |",
+        COLUMNS,
         "|---|---|---|---|",
     ]
     for row in rehearsal.rows:

@@ -7,6 +7,7 @@ import argparse
 import sys
 
 from scripts import git, lockfile, stack
+from scripts.arguments import whole_number
 from scripts.errors import Exit, ToolError
 from scripts.fetching import ensure_base
 from scripts.paths import Project
@@ -15,7 +16,14 @@ from scripts.worktree import build
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("patch", help="name of the patch, or <upstream>/<name>")
-    parser.add_argument("-U", "--context", type=int, default=10, metavar="N", help="lines of context (default 10)")
+    parser.add_argument(
+        "-U",
+        "--context",
+        type=whole_number(0, 1_000_000),
+        default=10,
+        metavar="N",
+        help="lines of context (default 10)",
+    )
 
 
 def find(project: Project, lock: lockfile.Lock, word: str) -> tuple[str, str]:

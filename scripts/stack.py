@@ -54,8 +54,13 @@ class Stack:
     @property
     def digest(self) -> str:
         """One sha256 over all of `digests`."""
-        text = "".join(f"{path}\0{value}\n" for path, value in sorted(self.digests.items()))
-        return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        return digest_of(self.digests)
+
+
+def digest_of(files: dict[str, str]) -> str:
+    """One sha256 over a listing of files, whatever its order."""
+    text = "".join(f"{path}\0{value}\n" for path, value in sorted(files.items()))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def parse_patch(name: str, data: bytes, where: str) -> Patch:

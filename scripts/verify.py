@@ -15,7 +15,7 @@ from scripts.applying import SUBMODULE
 from scripts.console import data, error
 from scripts.errors import Exit, ToolError
 from scripts.fetching import ensure_base
-from scripts.lock import compare_files
+from scripts.lock import compare_files, not_versioned, untracked
 from scripts.lockfile import Lock, Upstream
 from scripts.paths import Project, quote
 from scripts.pip_sdist import cached as cached_sdist
@@ -30,6 +30,7 @@ def run(project: Project, args: argparse.Namespace) -> int:
     """Print one line per proof that holds; what does not hold goes to stderr and makes the exit code 1."""
     lock = lockfile.load(project)
     bad = _report("lock", "the lock hash is that of its values", lambda: check_lock(lock))
+    bad += _report("lock", "what it pins is under version control", lambda: check_versioned(project, lock))
     for name in args.upstream or lock.upstreams:
         upstream = lock.get(name)
         for what, check in checks(project, upstream):
@@ -70,6 +71,11 @@ def check_lock(lock: Lock) -> list[str]:
     """The hash stated in the lock is that of its values."""
     lockfile.check_hash(lock)
     return []
+
+
+def check_versioned(project: Project, lock: Lock) -> list[str]:
+    """Every locked file is one that another checkout gets too."""
+    return [not_versioned(path) for path in untracked(project, lock)]
 
 
 def check_cache(project: Project, upstream: Upstream) -> list[str]:

@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,10 +30,11 @@ from scripts.fetching import ensure_base
 from scripts.lockfile import Lock
 from scripts.locking import exclusive
 from scripts.paths import Project
-from scripts.stack import Stack
+from scripts.stack import Patch, Stack
 from scripts.swap import recover, swap_in
 
 MANIFEST = "wheels.json"
+ZIP_END = 4354819200  # 2108-01-01T00:00:00Z, the first time a zip entry cannot hold
 _OWN_SOURCES = ("wheels.py", "wheel_build.py", "wheel_repack.py", "notice.py", "record.py", "sbom.py")
 
 
@@ -60,16 +62,28 @@ class Built:
 def source_date(stacks: Mapping[str, Stack]) -> int:
     """Time of every archive entry: SOURCE_DATE_EPOCH where set, else the newest patch's Last-Update (midnight UTC)."""
     if chosen := os.environ.get("SOURCE_DATE_EPOCH"):
-        if not chosen.isdigit():
+        if not re.fullmatch("[0-9]{1,10}", chosen) or int(chosen) >= ZIP_END:
             raise ToolError(
-                f"SOURCE_DATE_EPOCH is {chosen!r}, not whole seconds since 1970",
+                f"SOURCE_DATE_EPOCH is {chosen[:40]!r}, not whole seconds since 1970 and before 2108, where zip ends",
                 where="environment",
-                action="set it to digits, or unset it",
+                action="set it to such a number, or unset it",
             )
         return int(chosen)
-    dates = [patch.header.get("Last-Update") for item in stacks.values() for patch in item.patches]
-    newest = max(dates, default="2000-01-01")
-    return int(datetime.strptime(newest, "%Y-%m-%d").replace(tzinfo=timezone.utc).timestamp())
+    dates = [_date(upstream, patch) for upstream, item in stacks.items() for patch in item.patches]
+    return max(dates, default=946684800)  # 2000-01-01
+
+
+def _date(upstream: str, patch: Patch) -> int:
+    """Last-Update of a patch, midnight UTC. Raises ToolError when it is no date."""
+    stated = patch.header.get("Last-Update")
+    try:
+        return int(datetime.strptime(stated, "%Y-%m-%d").replace(tzinfo=timezone.utc).timestamp())
+    except ValueError as exc:
+        raise ToolError(
+            f"Last-Update of patch `{patch.name}` is no date: {stated[:40]!r}",
+            where=f"patches/{upstream}/{patch.name}.patch",
+            action="write YYYY-MM-DD, then run `python -m scripts lock`; `python -m scripts lint` has the other rules",
+        ) from exc
 
 
 def inputs(lock: Lock, epoch: int) -> dict[str, Any]:
