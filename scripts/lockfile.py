@@ -6,17 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import tomlkit
-import tomlkit.exceptions
-from tomlkit.items import Table
-
 from scripts import stack
 from scripts.errors import Exit, ToolError
 from scripts.paths import SOURCE_VARIABLE, Project
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FORMAT = 1
 KINDS = ("git", "sdist")
@@ -93,14 +95,13 @@ def load(project: Project) -> Lock:
     """Read the lock. Raises ToolError naming the key when a value is missing or malformed."""
     path = project.lock
     try:
-        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+        plain: dict[str, Any] = tomllib.loads(path.read_bytes().decode("utf-8"))
     except FileNotFoundError:
         raise ToolError("no lock", where=str(path), action="restore upstream.lock from version control") from None
-    except (tomlkit.exceptions.TOMLKitError, UnicodeDecodeError, RecursionError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ToolError(
             f"the lock is no TOML: {exc}", where=str(path), action="restore it from version control"
         ) from exc
-    plain: dict[str, Any] = document.unwrap()
     if type(plain.get("format")) is not int or plain["format"] != FORMAT:
         raise _bad(path, "format", f"must be {FORMAT}")
     _refuse_unknown(path, "", plain, _TOP_KEYS)
@@ -199,6 +200,9 @@ def _upstream(path: Path, name: str, table: Any) -> Upstream:
 
 def render(lock: Lock) -> str:
     """The text of the file at `lock.path` with the values of `lock` in it, comments kept."""
+    import tomlkit  # keeps comments, but takes ten times as long to read; only what rewrites the lock pays for it
+    from tomlkit.items import Table
+
     document = tomlkit.parse(lock.path.read_text(encoding="utf-8"))
     document["lock-hash"] = lock.hash
     tables: Any = document["upstream"]
