@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -31,6 +32,7 @@ VERBS = {
     "demo": "serve a tiny checkpoint on the emulated Gaudi and talk to it",
     "test": "run every suite in its environment",
 }
+_PIPE_CLOSED = 141  # what a shell reports of a program that ended by SIGPIPE
 _CODES = """exit codes:
   0  done
   1  a check found something (lint, verify, lock --check, guard)
@@ -95,12 +97,18 @@ def main(words: list[str] | None = None) -> int:
         console.error(str(exc))
         return int(exc.code)
     except GitError as exc:
-        console.error(f"{exc}\n  where: git\n  next:  see the message of git above")
+        action = "see the message of git above"
+        if exc.disk:
+            action = "free space there (TMPDIR chooses the folder for temporary files), then run the command again"
+        console.error(f"{exc}\n  where: {exc.where or 'git'}\n  next:  {action}")
         return int(Exit.BAD_INPUT)
+    except BrokenPipeError:
+        # Whoever read stdout has enough: no error, and nothing more to write when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        return _PIPE_CLOSED
     except OSError as exc:
-        console.error(
-            f"{exc.strerror or exc}\n  where: {exc.filename or 'unknown'}\n  next:  free or correct that path"
-        )
+        where = exc.filename or "the system names no path: standard output, or the folder for temporary files (TMPDIR)"
+        console.error(f"{exc.strerror or exc}\n  where: {where}\n  next:  free or correct that path")
         return int(Exit.BAD_INPUT)
     except KeyboardInterrupt:
         console.error("interrupted; the state before this run stands")

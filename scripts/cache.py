@@ -7,21 +7,19 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from scripts import git
-from scripts.errors import Exit, ToolError
+from scripts import disk, git
+from scripts.errors import ToolError
 from scripts.lockfile import Upstream
 from scripts.locking import exclusive
 from scripts.paths import Project
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.ENOTDIR)
 BASE_REF = "refs/heads/base"
 # The base commit is the same wherever and from whatever it is made: no clock, no user in it.
 _DATE = "946684800 +0000"
@@ -47,29 +45,10 @@ def tree_of(repo: Path) -> str:
     return git.text(repo, "rev-parse", "--verify", "--quiet", f"{BASE_REF}^{{tree}}")
 
 
-@contextmanager
-def full_disk(where: Path) -> Iterator[None]:
+def full_disk(where: Path) -> AbstractContextManager[None]:
     """Turn 'no space left' and refusals of the file system into the tool's error."""
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno in _UNWRITABLE:
-            raise disk_error(where, exc.strerror or str(exc)) from exc
-        raise
-    except git.GitError as exc:
-        if exc.disk:
-            raise disk_error(where, exc.disk) from exc
-        raise
-
-
-def disk_error(where: Path, reason: str) -> ToolError:
-    """The error for a cache that cannot be written."""
-    return ToolError(
-        f"cannot write the cache: {reason}",
-        where=str(where),
-        action="free space or choose another folder with VLLM_GAUDI_FRONTIER_CACHE; what was cached is unharmed",
-        code=Exit.BAD_INPUT,
-    )
+    action = "free space or choose another folder with VLLM_GAUDI_FRONTIER_CACHE; what was cached is unharmed"
+    return disk.written("the cache", where, action)
 
 
 def add_base(project: Project, upstream: Upstream, fill: Callable[[Path], str]) -> Path:

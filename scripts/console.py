@@ -37,6 +37,14 @@ def data(text: str) -> None:
     print(text, flush=True)
 
 
+def raw(content: bytes) -> None:
+    """Output of the verb itself that need not be text."""
+    if sys.stdout is not None:  # as print() has it
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+
+
 def interactive() -> bool:
     """Whether moving progress (bars, percentages) is readable."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

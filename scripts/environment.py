@@ -29,7 +29,7 @@ from pathlib import Path
 
 from scripts.console import error as say_error
 from scripts.console import note as say
-from scripts.errors import ToolError
+from scripts.errors import Exit, ToolError
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = ((3, 10), (3, 13))  # first and last Python of the tool
@@ -315,6 +315,12 @@ def main(arguments: list[str] | None = None) -> int:
     except ToolError as error:
         say_error(str(error))
         return error.code
+    except OSError as error:
+        say_error(f"{error.strerror}\n  where: {error.filename}\n  next:  free or correct that path")
+        return Exit.BAD_INPUT
+    except KeyboardInterrupt:
+        say_error("interrupted; the next run starts that environment again from nothing")
+        return Exit.INTERRUPTED
     return 0
 
 

@@ -43,6 +43,7 @@ _REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTO
 _DISK = (
     "No space left on device",
     "Out of diskspace",
+    "unable to write file",
     "Disk quota exceeded",
     "File too large",
     "Read-only file system",
@@ -50,13 +51,16 @@ _DISK = (
 
 
 class GitError(Exception):
-    """git ended with an error; `stderr` holds what it said, `stdout` what it had written by then."""
+    """git ended with an error: what it said, what it had written by then, and `where`, the repository it ran on."""
 
-    def __init__(self, args: Sequence[str], code: int, stderr: str, stdout: bytes = b"") -> None:
+    def __init__(
+        self, args: Sequence[str], code: int, stderr: str, stdout: bytes = b"", where: Path | None = None
+    ) -> None:
         super().__init__(f"git {' '.join(args[:3])} ended with {code}: {stderr.strip()}")
         self.code = code
         self.stderr = stderr.strip()
         self.stdout = stdout
+        self.where = where
 
     @property
     def disk(self) -> str | None:
@@ -122,7 +126,7 @@ def run(
     except FileNotFoundError as exc:
         raise ToolError("git is not installed", where="PATH", action="install git 2.30 or newer") from exc
     if done.returncode:
-        raise GitError(args, done.returncode, (done.stderr or b"").decode("utf-8", "replace"), done.stdout)
+        raise GitError(args, done.returncode, (done.stderr or b"").decode("utf-8", "replace"), done.stdout, repo)
     return done.stdout
 
 

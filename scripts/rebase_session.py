@@ -48,9 +48,9 @@ def load(project: Project, name: str) -> Session | None:
     """The session under way, None when there is none."""
     try:
         values = json.loads((folder(project, name) / "session.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return Session(**{**values, "after": Upstream(**values["after"])})
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    return Session(**{**values, "after": Upstream(**values["after"])})
 
 
 def save(project: Project, name: str, session: Session) -> None:

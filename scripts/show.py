@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from scripts import git, lockfile, stack
 from scripts.arguments import whole_number
+from scripts.console import raw
 from scripts.errors import Exit, ToolError
 from scripts.fetching import ensure_base
 from scripts.paths import Project
@@ -49,8 +49,15 @@ def run(project: Project, args: argparse.Namespace) -> int:
     stamp, _ = build(project, lock.get(name), loaded, ensure_base(project, lock.get(name)))
     place = [p.name for p in loaded.patches].index(patch)
     commit = git.text(project.tree(name), "rev-list", "--reverse", f"{stamp.base}..{stamp.head}").split()[place]
-    sys.stdout.buffer.write(
-        git.run(project.tree(name), "show", "--no-color", "--no-ext-diff", "--format=%B", f"-U{args.context}", commit)
+    text = git.run(
+        project.tree(name),
+        "show",
+        "--no-show-signature",
+        "--no-color",
+        "--no-ext-diff",
+        "--format=%B",
+        f"-U{args.context}",
+        commit,
     )
-    sys.stdout.flush()
+    raw(text)
     return Exit.OK

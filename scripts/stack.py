@@ -151,7 +151,13 @@ def read_overlay(folder: Path) -> list[OverlayFile]:
     """Files and links under `folder`, ascending by path. Raises ToolError for special files and bad names."""
     found: list[OverlayFile] = []
     root = os.fsencode(folder)
-    for base, folders, files in os.walk(root):
+    if os.path.lexists(root) and not os.path.isdir(root):
+        raise ToolError("the overlay is no folder", where=str(folder), action="restore the folder, or remove the file")
+
+    def refuse(exc: OSError) -> None:
+        raise exc  # os.walk would leave the folder out
+
+    for base, folders, files in os.walk(root, onerror=refuse if os.path.isdir(root) else None):
         kept = [d for d in folders if os.fsdecode(d) not in _IGNORED_FOLDERS]
         links = [d for d in kept if os.path.islink(os.path.join(base, d))]
         folders[:] = [d for d in kept if d not in links]

@@ -23,7 +23,7 @@ def _exchange(one: Path, two: Path) -> bool:
 
 def swap_in(new: Path, final: Path) -> None:
     """Make `new` the folder `final`; the previous one is removed. Both lie on one file system."""
-    if not final.exists():
+    if not os.path.lexists(final):
         os.rename(new, final)
         return
     if _exchange(new, final):

@@ -7,6 +7,7 @@ on the change is carried out and, when interrupted, carried out again by the nex
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -100,8 +101,8 @@ def recover_root(root: Path, folder: Path) -> None:
 
 def _carry_out(root: Path, pending: Path) -> None:
     # Removals first: a path may turn from a file into a folder of files, or back.
-    for step in sorted(json.loads((pending / _MANIFEST).read_text(encoding="utf-8")), key=lambda s: bool(s["staged"])):
-        target = root / step["path"]
+    for step in sorted(_steps(pending), key=lambda step: bool(step["staged"])):
+        target = root / str(step["path"])
         if step["staged"] is None:
             if os.path.lexists(target) and not _is_folder(target):  # else a run before this one has replaced it
                 target.unlink()
@@ -112,10 +113,41 @@ def _carry_out(root: Path, pending: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             if _is_folder(target):
                 shutil.rmtree(target)  # empty folders only, see _refuse_obstacles
-            os.replace(staged, target)
+            _move(staged, target)
     # The manifest goes first: without it the rest is litter, with it the work would be done again.
     (pending / _MANIFEST).unlink()
     shutil.rmtree(pending)
+
+
+def _steps(pending: Path) -> list[dict[str, str | None]]:
+    """What the manifest in `pending` asks for. Raises ToolError when it cannot be read."""
+    try:
+        steps: list[dict[str, str | None]] = json.loads((pending / _MANIFEST).read_text(encoding="utf-8"))
+        if all(isinstance(step["path"], str) and isinstance(step["staged"], (str, type(None))) for step in steps):
+            return steps
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise ToolError(
+        "the record of a change that was interrupted is damaged",
+        where=str(pending / _MANIFEST),
+        action="put what is still right of the files beside it in place by hand, then remove that folder; `git status` "
+        "shows what had been written",
+        code=Exit.REFUSED,
+    )
+
+
+def _move(staged: Path, target: Path) -> None:
+    """Put `staged` in the place of `target` in one step, also where build/ lies on another file system."""
+    try:
+        os.replace(staged, target)
+    except OSError as exc:
+        if exc.errno != errno.EXDEV:
+            raise
+        beside = target.with_name(f".{target.name}.new")
+        beside.unlink(missing_ok=True)
+        shutil.copy2(staged, beside, follow_symlinks=False)
+        os.replace(beside, target)
+        staged.unlink()
 
 
 def _is_folder(path: Path) -> bool:

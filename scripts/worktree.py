@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts import git
+from scripts import disk, git
 from scripts.applying import AUTHOR, Commit, TreeState, apply_stack
 from scripts.cache import BASE_REF
 from scripts.errors import Exit, ToolError
 from scripts.lockfile import Upstream
-from scripts.paths import Project
+from scripts.paths import Project, quote
 from scripts.stack import Stack
 from scripts.swap import recover, swap_in
 from scripts.writing import write_commits
@@ -61,7 +62,9 @@ def scratch_repository(folder: Path, cached: Path) -> Path:
     """A bare repository in `folder` that borrows the objects of the cached base."""
     git.init_bare(folder)
     (folder / "objects" / "info").mkdir(exist_ok=True)
-    (folder / "objects" / "info" / "alternates").write_text(f"{cached / 'objects'}\n")
+    # git takes a name in quotes for a quoted one, which it must be when it is no plain text.
+    named = quote(os.fsencode(cached / "objects"))
+    (folder / "objects" / "info" / "alternates").write_text(f"{named}\n", encoding="ascii")
     return folder
 
 
@@ -141,7 +144,7 @@ def build(
     recover(final)
     base = git.text(cached, "rev-parse", BASE_REF)
     wanted = inputs_of(base, stack)
-    if final.exists():
+    if os.path.lexists(final):
         stamp = read_stamp(final)
         lost = unexported(final, stamp)
         if lost is None and stamp is not None and stamp.inputs == wanted:
@@ -155,14 +158,15 @@ def build(
                 code=Exit.REFUSED,
             )
     commits = compute(cached, stack, str(project.root))
-    final.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".new-{final.name}-", dir=final.parent))
-    try:
-        stamp = write_tree(scratch, cached, base, commits, wanted)
-        scratch.chmod(0o755)
-        swap_in(scratch, final)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with disk.written("the tree", final, "free space there; what was in its place is unharmed"):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".new-{final.name}-", dir=final.parent))
+        try:
+            stamp = write_tree(scratch, cached, base, commits, wanted)
+            scratch.chmod(0o755)
+            swap_in(scratch, final)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return stamp, True
 
 

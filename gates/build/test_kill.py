@@ -142,8 +142,8 @@ def test_journal_is_carried_out(demo: Demo, tmp_path: Path, tool: Tool) -> None:
     """A run that dies between two replaced files is finished by the next one; without recovery it would not be."""
     crash = (
         "transaction.py",
-        "            os.replace(staged, target)\n",
-        "            os.replace(staged, target)\n            os.kill(os.getpid(), 9)\n",
+        "            _move(staged, target)\n",
+        "            _move(staged, target)\n            os.kill(os.getpid(), 9)\n",
     )
     demo.change({**demo.edit("b.txt", b"two\n", b"2\n"), "own/x.txt": b"x\n"}, "Two files")
     dying = weakened(tmp_path / "dying", crash)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gates.build.demo import Demo, Tool, git, write
+from gates.build.demo import Tool, git, write
 from gates.build.known_failures import Cases, Maker, must_fail_weakened, registry, touch_series
 
 CASES: Cases = {}

@@ -100,11 +100,10 @@ _IN_PLACE = """\
     if True:
         stamp = write_tree(scratch, cached, base, commits, wanted)
     return stamp, True
-    final.parent.mkdir(parents=True, exist_ok=True)
-"""
+    with disk.written("the tree","""
 
 
-@case(("worktree.py", "    final.parent.mkdir(parents=True, exist_ok=True)\n", _IN_PLACE))
+@case(("worktree.py", '    with disk.written("the tree",', _IN_PLACE))
 def p16_kill_during_apply(maker: Maker, tool: Tool) -> None:
     """kill -9 while a tree is built leaves the old tree whole, and the next run succeeds."""
     demo = maker()
