@@ -85,11 +85,11 @@ def main(words: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be text
-    args = parser().parse_args(words)
-    from scripts.paths import open_project
-    from scripts.transaction import recover
-
     try:
+        args = parser().parse_args(words)
+        from scripts.paths import open_project
+        from scripts.transaction import recover
+
         project = open_project(args.verb_root or args.project_root, [*args.project_source, *args.verb_source])
         recover(project)
         return int(importlib.import_module(f"scripts.{args.verb}").run(project, args))

@@ -33,9 +33,7 @@ class Exported:
 
 def commits_between(tree: Path, base: str) -> list[tuple[str, str, str, str]]:
     """(id, author, date, message) of every commit after `base`, oldest first. Merges are refused."""
-    log = git.run(
-        tree, "log", "-z", "--reverse", "--no-show-signature", "--date=short", f"--format={_FORMAT}", f"{base}..HEAD"
-    )
+    log = git.run(tree, "log", "-z", "--reverse", "--date=short", f"--format={_FORMAT}", f"{base}..HEAD")
     found = []
     words = iter(log.decode("utf-8", "replace").split("\0")[:-1])
     for name, parent, author, date, message in zip(words, words, words, words, words, strict=True):

@@ -34,6 +34,13 @@ _HERMETIC = (
     "safe.directory=*",
     "diff.external=",
     "diff.ignoreSubmodules=none",
+    "diff.orderFile=/dev/null",
+    "diff.noprefix=false",
+    "diff.mnemonicPrefix=false",
+    "diff.relative=false",
+    "log.showSignature=false",
+    "core.bigFileThreshold=512m",
+    "core.abbrev=auto",
     "advice.detachedHead=false",
 )
 _REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX",
@@ -77,6 +84,7 @@ def environment(user_config: bool) -> dict[str, str]:
         env = {k: v for k, v in env.items() if not k.startswith("GIT_")}
         env.update(GIT_CONFIG_GLOBAL=os.devnull, GIT_CONFIG_SYSTEM=os.devnull, GIT_CONFIG_NOSYSTEM="1")
         env.update(GIT_ATTR_NOSYSTEM="1", GIT_NO_REPLACE_OBJECTS="1")
+        env.update(HOME=os.devnull, XDG_CONFIG_HOME=os.devnull)  # git before 2.32 knows no GIT_CONFIG_GLOBAL
     env.update(LC_ALL="C", GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT=env.get("GIT_TERMINAL_PROMPT", "0"))
     return env
 

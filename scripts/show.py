@@ -52,9 +52,9 @@ def run(project: Project, args: argparse.Namespace) -> int:
     text = git.run(
         project.tree(name),
         "show",
-        "--no-show-signature",
         "--no-color",
         "--no-ext-diff",
+        "--no-textconv",
         "--format=%B",
         f"-U{args.context}",
         commit,
