@@ -3,7 +3,7 @@
 # The tool's own environment, made or checked by the interpreter named; `make` runs this, as it asks no Python to start.
 # What that interpreter must be is scripts/environment.py's to judge, which needs one that can read it.
 python=$1
-program='import sys; print("python", sys.version_info[0], sys.version_info[1])'
+program='import sys; print("python %d %d" % sys.version_info[:2])'
 
 refuse() {
     printf 'error: %s\n  where: PYTHON=%s\n  next:  name a Python 3.10 to 3.13 with its venv module: make … PYTHON=/path/to/python3.11\n' \

@@ -37,6 +37,13 @@ def run(project: Project, args: argparse.Namespace) -> int:
         raise ToolError(
             f"no environment `{unknown[0]}`", where="command line", action=f"use {', '.join(_NAMES)}", code=Exit.USAGE
         )
+    if args.python and "dev" in args.names:
+        raise ToolError(
+            "--python has no effect on `dev`, the environment this tool runs in",
+            where="command line",
+            action=f"remove build/venv, then run `make env PYTHON={args.python}`",
+            code=Exit.USAGE,
+        )
     for name in args.names or _NAMES:
         if args.check:
             env = environment.check(name)

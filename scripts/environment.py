@@ -75,8 +75,10 @@ ENVIRONMENTS = {
 }
 
 
-def pins(requirements: Path) -> dict[str, str]:
-    """Normalised distribution name to version, from a list of `name==version` lines that apply here.
+def pins(requirements: Path, version: tuple[int, int] | None = None) -> dict[str, str]:
+    """Normalised distribution name to version, from a list of `name==version` lines that apply to Python `version`.
+
+    `version` is (major, minor), by default that of the running interpreter.
 
     Raises ToolError for any other kind of line: a complete list has nothing to resolve.
     """
@@ -92,19 +94,19 @@ def pins(requirements: Path) -> dict[str, str]:
                 where=f"{requirements.name}:{number}",
                 action="pin one release; these lists are installed without resolving",
             )
-        if _marker_applies(match["marker"] or "", f"{requirements.name}:{number}"):
+        if _marker_applies(match["marker"] or "", f"{requirements.name}:{number}", version or sys.version_info[:2]):
             found[normalise(match["name"])] = match["version"]
     return found
 
 
-def _marker_applies(marker: str, where: str) -> bool:
+def _marker_applies(marker: str, where: str, version: tuple[int, int]) -> bool:
     """The one marker these lists use, `python_version < "X.Y"`; the standard library has no marker parser."""
     if not marker.strip():
         return True
     match = re.fullmatch(r'\s*python_version\s*<\s*"(\d+)\.(\d+)"\s*', marker)
     if not match:
         raise ToolError(f"marker not understood: {marker.strip()}", where=where, action='use python_version < "X.Y"')
-    return sys.version_info[:2] < (int(match[1]), int(match[2]))
+    return version < (int(match[1]), int(match[2]))
 
 
 def normalise(name: str) -> str:
@@ -121,6 +123,12 @@ def installed(folder: Path) -> dict[str, str]:
     return found
 
 
+def python_in(folder: Path) -> tuple[int, int] | None:
+    """(major, minor) of the Python a virtual environment was made with, which need not be the running one."""
+    found = [match for path in folder.glob("lib/python3.*") if (match := re.fullmatch(r"python3\.(\d+)", path.name))]
+    return (3, int(found[0][1])) if found else None
+
+
 def mismatches(env: Environment) -> list[str]:
     """One line per pinned release that is missing from `env` or has another version; empty when it matches.
 
@@ -128,7 +136,7 @@ def mismatches(env: Environment) -> list[str]:
     """
     have = installed(env.path)
     lines = []
-    for name, version in pins(ROOT / env.requirements).items():
+    for name, version in pins(ROOT / env.requirements, python_in(env.path)).items():
         if name == "torch" and system_torch():
             continue
         found = have.get(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gates.build.demo import Demo, Tool
 from scripts import environment
 from scripts.environment import Environment
 from scripts.errors import ToolError
@@ -52,3 +53,23 @@ def test_refused_before_anything_is_built(kind: str, tmp_path: Path, monkeypatch
 
 def test_this_interpreter_passes() -> None:
     environment.probe(ANY, sys.executable)
+
+
+def test_markers_are_judged_for_the_environments_own_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of 3.10 wants what 3.10 needs, whichever Python looks at it."""
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements/small.txt").write_text('old==1.0; python_version < "3.11"\n')
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    packages = ANY.path / "lib/python3.10/site-packages"
+    packages.mkdir(parents=True)
+    assert environment.mismatches(ANY) == ["old: 1.0 wanted, missing"]
+    (packages / "old-1.0.dist-info").mkdir()
+    assert environment.mismatches(ANY) == []
+    packages.parent.rename(ANY.path / "lib/python3.12")
+    (ANY.path / "lib/python3.12/site-packages/old-1.0.dist-info").rmdir()
+    assert environment.mismatches(ANY) == []
+
+
+def test_the_interpreter_of_the_running_tool_is_not_changed_in_silence(demo: Demo, tool: Tool) -> None:
+    error = tool.refused(demo, "env", "dev", "--python", "/no/such", code=2)
+    assert "--python has no effect on `dev`" in error
