@@ -27,7 +27,7 @@ def scripts(*words: str) -> subprocess.CompletedProcess[str]:
 def test_verify(real_trees: Path) -> None:
     done = scripts("verify")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(": ok, ") == 11
+    assert done.stdout.count(": ok, ") == 12
 
 
 def test_export_changes_no_byte(real_trees: Path) -> None:
