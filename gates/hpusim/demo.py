@@ -18,14 +18,17 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gates.hpusim import checkpoints, testing, tokenizer
+from gates.hpusim import checkpoints, settings, testing, tokenizer
 from gates.hpusim.demo_report import report
+from gates.hpusim.faults import config
+from gates.hpusim.inherited import left_out
 
 ROOT = Path(__file__).resolve().parents[2]
 NEED_MEMORY = 3 << 30  # engine and API server, measured on the tiny checkpoint, with head room
@@ -77,6 +80,21 @@ class Clock:
         seconds = time.monotonic() - start
         self.phases.append((name, seconds))
         say(f"  {name}: {seconds:.1f} s")
+
+
+def check_settings() -> None:
+    """DemoError (exit code 2) when a HPUSIM_* variable is unknown or has a value that cannot be."""
+    listed = "The settings are listed in gates/hpusim/settings.py."
+    try:
+        settings.settings()
+        config.from_environment()
+        off = settings.switched_off()
+    except ValueError as error:
+        raise DemoError(str(error), listed, code=2) from error
+    if off:
+        raise DemoError("HPUSIM_OFF=1 leaves the emulation out, and there is no other card", "Unset it.", code=2)
+    if names := left_out():
+        say(f"  not passed on to the server: {', '.join(names)}")
 
 
 def check_machine(folder: Path, port: int) -> None:
@@ -170,7 +188,12 @@ def tool_call(client: Any) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> int:
     clock = Clock(options.before)
     folder: Path = options.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    check_settings()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise DemoError(f"nothing can be written to {folder}: {error.strerror}", "Pass another --folder.") from error
     port = options.port or testing.free_port()
     check_machine(folder, port)
     with clock.phase("checkpoint"):
@@ -219,17 +242,26 @@ def _phase(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=SECONDS") from None
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 to 65535")
+    return int(text)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gates.hpusim.demo", description=__doc__.split("\n")[0])
     parser.add_argument("--serve", action="store_true", help="leave the server running until Ctrl-C")
-    parser.add_argument("--port", type=int, default=8000, help="port of the server, 0 picks a free one (default 8000)")
+    parser.add_argument(
+        "--port", type=_port, default=8000, help="port of the server, 0 picks a free one (default 8000)"
+    )
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "demo", help="where checkpoint and log are kept"
     )
     parser.add_argument("--architecture", default="qwen3_moe", choices=sorted(checkpoints.ARCHITECTURES))
     parser.add_argument("--before", type=_phase, action="append", default=[], metavar="NAME=SECONDS")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must not leave the server behind
+        signal.signal(ending, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
     try:
         return run(options)
     except DemoError as error:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
 _loaded = False
 
 
@@ -15,15 +13,15 @@ def load() -> None:
         return
     _loaded = True
     from gates.hpusim import vision
+    from gates.hpusim.settings import settings, switched_off
 
     vision.install()
-    if os.environ.get("HPUSIM_OFF") == "1":
+    if switched_off():
         return
     import torch
     from habana_frameworks.torch import hpu
 
     from gates.hpusim import accelerator, devices, faults, hccl, ops, transfers
-    from gates.hpusim.settings import settings
 
     chosen = settings()
     torch._register_device_module("hpu", hpu)

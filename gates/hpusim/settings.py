@@ -10,16 +10,29 @@
 | HPUSIM_METERS | unset | path of the JSON summary each process writes at exit; `{pid}` is replaced |
 | HPUSIM_MIX | count | operator with host and device tensors mixed: `count` it or `raise` |
 | HPUSIM_NATIVE | 0 | 1: the strict lane with a real hpu:0 device (needs a C++ compiler) |
-| HPUSIM_OFF | unset | 1: do not emulate anything in this process |
+| HPUSIM_NATIVE_CACHE | the user's cache | where that lane's extension is built and kept (native/build.py) |
+| HPUSIM_FSDPA_WINDOW | self_included | FusedSDPA's window convention (ops/window.py) |
+| HPUSIM_FAULT_... | unset | fault models (faults/config.py) |
+| HPUSIM_OFF | 0 | 1: do not emulate anything in this process |
+
+A variable of this prefix that is not in the table stops the process: a misspelt setting would silently emulate another
+device.
 """
 
 from __future__ import annotations
 
+import difflib
+import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 GIB = 1 << 30
+PREFIX = "HPUSIM_"
+FAULT_PREFIX = "HPUSIM_FAULT_"
+NAMES = ("HW", "MEM_GIB", "DEVICES", "TRACK", "METERS", "MIX", "NATIVE", "NATIVE_CACHE", "FSDPA_WINDOW", "OFF")
 
 
 @dataclass(frozen=True)
@@ -50,14 +63,15 @@ class Settings:
     native: bool
 
 
-def _number(name: str, default: str, lowest: float) -> float:
+def _number(name: str, default: str, lowest: float, whole: bool = False) -> float:
     text = os.environ.get(name, default)
     try:
         value = float(text)
     except ValueError:
-        value = lowest - 1
-    if value < lowest:
-        raise ValueError(f"{name}={text!r}: expected a number of at least {lowest:g}; unset it for {default}")
+        value = math.nan
+    if not (math.isfinite(value) and value >= lowest) or (whole and value != int(value)):
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(f"{name}={text!r}: expected {kind} of at least {lowest:g}; unset it for {default}")
     return value
 
 
@@ -68,15 +82,42 @@ def _choice(name: str, default: str, choices: tuple[str, ...]) -> str:
     return value
 
 
+def refuse_unknown(names: Iterable[str]) -> None:
+    """ValueError when one of `names` has this package's prefix and no meaning; says which name may be meant."""
+    known = [PREFIX + name for name in NAMES]
+    for name in sorted(names):
+        if name.startswith(PREFIX) and not name.startswith(FAULT_PREFIX) and name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)} and {FAULT_PREFIX}..."
+            raise ValueError(f"{name} is not a setting of the emulated Gaudi: {hint} Unset it or correct the name.")
+
+
+def switched_off() -> bool:
+    """Whether this process is to be left alone."""
+    return _choice("HPUSIM_OFF", "0", ("0", "1")) == "1"
+
+
+def _meters_path() -> str | None:
+    """Where the summary goes; checked now, because it is written when nobody listens any more."""
+    text = os.environ.get("HPUSIM_METERS")
+    if not text:
+        return None
+    folder = Path(text).parent
+    if not os.access(folder, os.W_OK | os.X_OK) or Path(text).is_dir():
+        raise ValueError(f"HPUSIM_METERS={text!r}: no file can be written there; make the folder {folder} or unset it")
+    return text
+
+
 @cache
 def settings() -> Settings:
     """The process's settings; ValueError names the variable that is wrong."""
+    refuse_unknown(os.environ)
     return Settings(
         personality=PERSONALITIES[_choice("HPUSIM_HW", "gaudi2", tuple(PERSONALITIES))],
         memory_bytes=int(_number("HPUSIM_MEM_GIB", "4", 0.01) * GIB),
-        devices=int(_number("HPUSIM_DEVICES", "8", 1)),
+        devices=int(_number("HPUSIM_DEVICES", "8", 1, whole=True)),
         track=_choice("HPUSIM_TRACK", "1", ("0", "1")) == "1",
-        meters_path=os.environ.get("HPUSIM_METERS") or None,
+        meters_path=_meters_path(),
         mix=_choice("HPUSIM_MIX", "count", ("count", "raise")),
         native=_choice("HPUSIM_NATIVE", "0", ("0", "1")) == "1",
     )

@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gates.hpusim.inherited import inherited
+
 # Modes of the plug-in: environment and engine arguments.
 MODES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "eager": ({"PT_HPU_LAZY_MODE": "0"}, {"enforce_eager": True}),
@@ -44,10 +46,10 @@ ENGINE: dict[str, Any] = {
 
 
 def environment(mode: str = "eager", in_process: bool = True, **extra: str) -> dict[str, str]:
-    """Environment of an engine process: offline, quiet, one thread a process, meters off unless asked for."""
+    """Environment of an engine process: offline, quiet, one thread a process, the caller's engine settings left out."""
     values, _ = MODES[mode]
     return {
-        **os.environ,
+        **inherited(),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -137,15 +139,16 @@ def run_engine(
 def _end(process: subprocess.Popen[bytes], patience: float = 20) -> int | None:
     """Stop the process group that `process` leads and return the exit code, None when it had to be killed."""
     killed = False
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-        try:
+    try:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
             process.wait(patience)
-        except subprocess.TimeoutExpired:
-            killed = True
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
-    process.wait()
+    except subprocess.TimeoutExpired:
+        killed = True
+    finally:  # also when a second Ctrl-C ends the wait
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
+        process.wait()
     return None if killed else process.returncode
 
 
@@ -169,15 +172,18 @@ class Server:
 
     @property
     def client(self) -> Any:
+        import httpx
         import openai
 
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=300, max_retries=0)
+        direct = httpx.Client(trust_env=False, timeout=300)  # the server is on this machine, whatever HTTP_PROXY says
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=300, max_retries=0, http_client=direct)
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
     def get(self, path: str, timeout: float = 10) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=timeout) as answer:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(self.url + path, timeout=timeout) as answer:
             return answer.read().decode()
 
     def stop(self, patience: float = 60) -> int | None:

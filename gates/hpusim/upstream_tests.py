@@ -145,6 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], help="test file below tests/unit_tests; repeatable")
     parser.add_argument("--junit", type=Path, action="append", help="read this report instead of running; repeatable")
     parser.add_argument("--write", type=Path, help="where to write the list")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds a file (default %(default)g)")
     parser.add_argument("--revision", default="b059f9c9", help="what the document calls the source")
     options = parser.parse_args(arguments)
     folder = options.source / FOLDER
@@ -161,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
             [name for name in names if name.rpartition("/")[0] == folder] for folder in folders if folder != "ops"
         ]
         grouped += [[name] for name in names if name.startswith("ops/")]  # one of them leaves bf16 as the default dtype
-        groups = (run_files(options.source.resolve(), group) for group in grouped)
+        groups = (run_files(options.source.resolve(), group, options.timeout) for group in grouped)
     for group in groups:
         for name, result in sorted(group.items()):
             results.append(result)

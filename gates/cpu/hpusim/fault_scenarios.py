@@ -29,6 +29,9 @@ SCENARIOS: dict[str, tuple[str | None, str, str | None]] = {
     "junk": ("POISON", "kv,value=huge", None),
     "times zero": (None, "", "times_zero"),
     "times zero, nan": ("POISON", "kv,value=nan", "times_zero"),
+    "fresh junk": ("POISON", "fresh,value=nan", None),
+    "reads fresh": (None, "", "reads_fresh"),
+    "reads fresh, poison": ("POISON", "fresh,value=huge", "reads_fresh"),
     "rounded": (None, "", "rounded_logits"),
     "rounded, round trip": ("ROUND_TRIP", "on", "rounded_logits"),
     "recovered": (None, "", None),
@@ -82,7 +85,34 @@ def times_zero() -> Iterator[None]:
         VLLMKVCache.fetch_from_cache = before
 
 
-MISTAKES = {None: nullcontext, "times_zero": times_zero, "never_wait": never_wait, "rounded_logits": rounded_logits}
+@contextmanager
+def reads_fresh() -> Iterator[None]:
+    """A mistake that a new page of zeros forgives: memory nobody wrote is added to every other logit.
+
+    64 MiB is more than malloc ever keeps for reuse, so without the fault the kernel hands out zeros each time.
+    """
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    before = LogitsProcessor.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        logits = before(self, *args, **kwargs)
+        if logits is None:
+            return None
+        bias = torch.empty(1 << 24, device="hpu")[: logits.shape[-1] // 2]
+        return logits + torch.nn.functional.pad(bias, (0, logits.shape[-1] - bias.shape[0]))
+
+    LogitsProcessor.forward = forward
+    try:
+        yield
+    finally:
+        LogitsProcessor.forward = before
+
+
+MISTAKES = {
+    None: nullcontext, "times_zero": times_zero, "never_wait": never_wait, "rounded_logits": rounded_logits,
+    "reads_fresh": reads_fresh,
+}  # fmt: skip
 
 
 def serve(llm: Any) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 
 import copy
 import gc
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from gates.hpusim import memory, tracker
+from gates.hpusim import settings as settings_module
 from gates.hpusim.residency import is_device
-from gates.hpusim.settings import Settings, settings
+from gates.hpusim.settings import NAMES, PREFIX, Settings, refuse_unknown, settings
 
 
 @pytest.mark.parametrize("device", ["hpu", "hpu:0", torch.device("hpu"), torch.device("hpu", 1), 0])
@@ -163,7 +167,11 @@ def test_paused_work_leaves_no_trace():
     [
         ("HPUSIM_HW", "gaudi9", "expected one of gaudi2, gaudi3"),
         ("HPUSIM_MEM_GIB", "much", "expected a number of at least"),
-        ("HPUSIM_DEVICES", "0", "expected a number of at least 1"),
+        ("HPUSIM_MEM_GIB", "nan", "expected a number of at least"),
+        ("HPUSIM_MEM_GIB", "inf", "expected a number of at least"),
+        ("HPUSIM_DEVICES", "0", "expected a whole number of at least 1"),
+        ("HPUSIM_DEVICES", "2.5", "expected a whole number of at least 1"),
+        ("HPUSIM_METERS", "/no/such/folder/meters.json", "no file can be written there"),
         ("HPUSIM_MIX", "maybe", "expected one of count, raise"),
     ],
 )
@@ -177,6 +185,36 @@ def test_wrong_settings_name_the_variable(monkeypatch, name, value, message):
         monkeypatch.undo()
         settings.cache_clear()
         assert isinstance(settings(), Settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("HPUSIM_MEMGIB", "HPUSIM_MEMGIB is not a setting of the emulated Gaudi: did you mean HPUSIM_MEM_GIB"),
+        ("HPUSIM_COLOUR_OF_THE_CASE", "there are HPUSIM_HW, "),
+        ("HPUSIM_FAULTS_RUN_AHEAD", "HPUSIM_FAULTS_RUN_AHEAD is not a setting"),
+    ],
+)
+def test_unknown_settings_are_refused_by_name(name, message):
+    with pytest.raises(ValueError, match=message):
+        refuse_unknown([name, "PATH"])
+
+
+def test_known_settings_and_other_names_are_not_refused():
+    refuse_unknown(
+        [f"{PREFIX}{name}" for name in NAMES] + ["HPUSIM_FAULT_RUN_AHEAD", "PT_HPU_LAZY_MODE", "MY_HPUSIM_X"]
+    )
+    assert all(f"| {PREFIX}{name} |" in settings_module.__doc__ for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("HPUSIM_HARDWARE", "gaudi3"), ("HPUSIM_OFF", "true"), ("HPUSIM_FSDPA_WINDOW", "maybe")]
+)
+def test_a_process_with_a_wrong_setting_does_not_start(name, value):
+    environment = {**os.environ, name: value}
+    done = subprocess.run([sys.executable, "-c", "import torch"], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert name in done.stderr
 
 
 def test_mixing_host_and_card_can_be_made_an_error(monkeypatch):

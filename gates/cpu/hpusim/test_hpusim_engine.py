@@ -11,6 +11,11 @@ from gates.hpusim.meters import launches
 
 pytestmark = pytest.mark.engine
 LAYERS = 3
+HOSTILE = {
+    "HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9",
+    "VLLM_API_KEY": "secret", "VLLM_PORT": "junk", "MASTER_PORT": "junk", "GLOO_SOCKET_IFNAME": "nosuch0",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PT_HPU_LAZY_MODE": "7",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +95,13 @@ def test_launch_model_from_a_served_run(lazy):
 
 @pytest.fixture(scope="module")
 def server(root):
+    """Started from a shell full of left-overs, none of which may reach the server or its clients."""
     model = checkpoints.make("qwen3_moe", root, num_hidden_layers=LAYERS)
-    with testing.serve(model, "--enable-auto-tool-choice", "--tool-call-parser", "hermes") as running:
-        yield running
+    with pytest.MonkeyPatch.context() as shell:
+        for name, value in HOSTILE.items():
+            shell.setenv(name, value)
+        with testing.serve(model, "--enable-auto-tool-choice", "--tool-call-parser", "hermes") as running:
+            yield running
 
 
 MESSAGES = [{"role": "user", "content": "hello"}]

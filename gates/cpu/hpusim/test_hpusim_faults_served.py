@@ -43,7 +43,12 @@ def answer(result):
     return result.get("tokens"), result.get("logprobs")
 
 
-@pytest.mark.parametrize("name", ["again", "copies", "never wait", "junk", "times zero", "run ahead", "recovered"])
+HARMLESS = [
+    "again", "copies", "never wait", "junk", "times zero", "fresh junk", "reads fresh", "run ahead", "recovered",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMLESS)
 def test_answer_is_that_of_a_clean_run(served, name):
     """Repeats exactly; and neither waited copies nor masked junk nor run-ahead change an answer of correct code."""
     assert answer(served[name]) == answer(served["clean"])
@@ -86,18 +91,40 @@ def test_nan_in_the_null_block_shows_who_touches_it(served):
     assert answer(served["times zero, nan"]) != answer(served["clean"])
 
 
+def test_fresh_memory_that_is_read_gives_another_answer(served):
+    assert answer(served["reads fresh, poison"]) != answer(served["clean"])
+
+
 def test_dropped_round_trips_change_the_log_probabilities(served):
     assert served["rounded, round trip"]["logprobs"] != served["rounded"]["logprobs"]
     assert served["rounded, round trip"]["tokens"][0][0] == served["rounded"]["tokens"][0][0]
 
 
-def test_a_rank_that_dies_takes_the_engine_down(model):
-    """The other rank loses its peer in the collective, and the engine ends instead of waiting."""
-    sampling = {"temperature": 0, "max_tokens": 4}
-    with pytest.raises(
-        AssertionError, match=r"exit code 1[\s\S]*in all_reduce[\s\S]*Connection (reset|closed) by peer"
-    ):
-        testing.run_engine(
-            model, [{"prompts": PROMPTS, "sampling": sampling}], mode="lazy_eager", tensor_parallel_size=2,
-            env={"PYTHONPATH": PATH, "HPUSIM_FAULT_COLLECTIVE": "die,rank=1,after=20"}, **ENGINE,
-        )  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (None, None),
+        ("die,rank=1,after=20", r"exit code 1[\s\S]*in all_reduce[\s\S]*Connection (reset|closed) by peer"),
+        ("hang,rank=1,after=20", r"will hang in all_reduce[\s\S]*timed out"),
+        ("slow,rank=1,after=20,seconds=90", r"timed out"),
+    ],
+)
+def test_a_lost_rank_takes_the_engine_down(fault, found, model):
+    """Its peer loses it in the collective, or the engine's own limit for a step ends the wait: never a silent hang."""
+    sampling = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    env = {"PYTHONPATH": PATH, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "30"}
+    if fault:
+        env["HPUSIM_FAULT_COLLECTIVE"] = fault
+
+    def run():
+        batch = {"prompts": PROMPTS, "sampling": sampling}
+        return testing.run_engine(
+            model, [batch], mode="lazy_eager", tensor_parallel_size=2, env=env, timeout=240, **ENGINE
+        )
+
+    if fault is None:
+        assert [len(tokens) for tokens in run().tokens(0)] == [4, 4]
+        return
+    with pytest.raises(AssertionError, match=found) as ended:
+        run()
+    assert "engine run: timed out" not in str(ended.value), "the engine has to end by itself"

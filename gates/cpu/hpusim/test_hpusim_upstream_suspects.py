@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two suspected faults of the unmodified upstreams, confirmed at their root without an engine.
+"""Faults of the unmodified upstreams, confirmed at their root without an engine.
 
 They are pinned as they are: when an upstream release repairs one, its test fails and says what to delete.
 """
@@ -94,3 +94,42 @@ def test_gpt_oss_cuts_the_sequence_at_the_hidden_size():
     assert mlp(sequence=12, hidden=8) == (1, 8, 8), (
         "upstream no longer cuts the sequence: delete this test and lower hidden_size in checkpoints.py"
     )
+
+
+@pytest.fixture
+def tiny_attention():
+    """Arguments of an attention call: a module with 4 heads over 2 KV heads, q, k, v [1, heads, 5, 8], no mask."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(1, 4, 5, 8, generator=generator)
+    k, v = (torch.randn(1, 2, 5, 8, generator=generator) for _ in range(2))
+    return SimpleNamespace(num_key_value_groups=2, is_causal=True, training=False), q, k, v, None
+
+
+def test_the_plugin_replaces_sdpa_of_every_hugging_face_model_in_the_process(monkeypatch, tiny_attention):
+    """Importing vLLM with the plug-in is enough; the replacement then fails with the transformers that serves here."""
+    from transformers.integrations import sdpa_attention
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from vllm_gaudi import patches
+
+    monkeypatch.setattr(sdpa_attention, "sdpa_attention_forward", sdpa_attention.sdpa_attention_forward)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    patches._patch_sdpa_attention_forward()
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is patches._hpu_sdpa_attention_forward
+    with pytest.raises(ImportError, match="create_position_bias_mask"):
+        ALL_ATTENTION_FUNCTIONS["sdpa"](*tiny_attention, scaling=0.3)
+
+
+def test_the_replacement_is_right_once_transformers_has_its_names(monkeypatch, tiny_attention):
+    """The control: with the two names as later releases have them it computes what eager attention computes."""
+    from transformers.integrations import sdpa_attention
+
+    from vllm_gaudi import patches
+
+    monkeypatch.setattr(sdpa_attention, "create_position_bias_mask", None, raising=False)
+    monkeypatch.setattr(sdpa_attention, "use_gqa_in_sdpa", lambda attention_mask, key, value: False)
+    _, q, k, v, _ = tiny_attention
+    got, _ = patches._hpu_sdpa_attention_forward(*tiny_attention, scaling=0.3)
+    keys, values = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    scores = (q @ keys.transpose(2, 3) * 0.3).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
+    assert torch.allclose(got, (scores.softmax(-1) @ values).transpose(1, 2), atol=1e-6)

@@ -15,11 +15,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PREFIX = "HPUSIM_FAULT_"
+from gates.hpusim.settings import FAULT_PREFIX as PREFIX
+
 # model -> (kinds, options and their defaults)
 MODELS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "ATTENTION_WORKSPACE": (("oom", "nan"), {"limit": ""}),
@@ -49,8 +51,8 @@ class Fault:
         try:
             value = float(self.options[name])
         except ValueError:
-            value = -1.0
-        if value < 0:
+            value = math.nan
+        if not (math.isfinite(value) and value >= 0):
             raise FaultError(f"{PREFIX}{self.model}: {name}={self.options[name]!r} is not a number of at least 0")
         return value
 

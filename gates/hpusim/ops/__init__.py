@@ -4,7 +4,8 @@
 
 def install() -> None:
     """Register the operator library and the device's index semantics; idempotent, called once by the autoload."""
-    from gates.hpusim.ops import indexing, library
+    from gates.hpusim.ops import indexing, library, window
 
+    window.convention()  # a wrong setting stops the process now, not the first windowed request
     library.install()
     indexing.install()

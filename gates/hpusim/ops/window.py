@@ -20,12 +20,17 @@ VARIABLE = "HPUSIM_FSDPA_WINDOW"
 _EXTRA_KEYS = {"self_included": 0, "self_excluded": 1}
 
 
+def convention() -> str:
+    """The convention in force; ValueError for a name that is none."""
+    chosen = os.environ.get(VARIABLE, "self_included")
+    if chosen not in _EXTRA_KEYS:
+        raise ValueError(f"{VARIABLE}={chosen!r}: expected one of {', '.join(_EXTRA_KEYS)}")
+    return chosen
+
+
 def keys_before(left: int) -> int:
     """Keys before the query's own that a window of `left` keeps, by the convention in force."""
-    convention = os.environ.get(VARIABLE, "self_included")
-    if convention not in _EXTRA_KEYS:
-        raise ValueError(f"{VARIABLE}={convention!r}: expected one of {', '.join(_EXTRA_KEYS)}")
-    return left - 1 + _EXTRA_KEYS[convention]
+    return left - 1 + _EXTRA_KEYS[convention()]
 
 
 def allowed(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> torch.Tensor | None:
