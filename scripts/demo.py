@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import time
 
@@ -35,6 +36,7 @@ def run(project: Project, args: argparse.Namespace) -> int:
     command += ["--serve"] if args.serve else []
     command += ["--port", str(args.port)] if args.port is not None else []
     process = subprocess.Popen(command, cwd=project.root)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # whoever ends this process means the server as well
     while True:
         try:
             return process.wait()

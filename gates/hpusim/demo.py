@@ -7,7 +7,7 @@
 
 Safe to interrupt and to repeat: the checkpoint is kept in build/demo and made anew if it is incomplete; the server
 is stopped whatever happens. Exit codes: 0 fine, 1 a check failed, 2 wrong usage, 3 the machine cannot (port, memory,
-disk), 130 interrupted.
+disk, packages), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gates.hpusim import checkpoints, settings, testing, tokenizer
+from gates.hpusim import checkpoints, install, settings, testing, tokenizer
 from gates.hpusim.demo_report import report
 from gates.hpusim.faults import config
 from gates.hpusim.inherited import left_out
@@ -82,8 +82,8 @@ class Clock:
         say(f"  {name}: {seconds:.1f} s")
 
 
-def check_settings() -> None:
-    """DemoError (exit code 2) when a HPUSIM_* variable is unknown or has a value that cannot be."""
+def check_environment() -> None:
+    """DemoError when a HPUSIM_* variable is unknown or wrong (exit code 2), or a package is missing or another (3)."""
     listed = "The settings are listed in gates/hpusim/settings.py."
     try:
         settings.settings()
@@ -93,6 +93,8 @@ def check_settings() -> None:
         raise DemoError(str(error), listed, code=2) from error
     if off:
         raise DemoError("HPUSIM_OFF=1 leaves the emulation out, and there is no other card", "Unset it.", code=2)
+    if wrong := install.check_this():
+        raise DemoError("\n".join(wrong), "`make env` builds the environment anew; `make demo` uses it.")
     if names := left_out():
         say(f"  not passed on to the server: {', '.join(names)}")
 
@@ -188,7 +190,7 @@ def tool_call(client: Any) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> int:
     clock = Clock(options.before)
     folder: Path = options.folder
-    check_settings()
+    check_environment()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from gates.hpusim.meters import launches
-
 BEAM_LAYERS, MUSE_LAYERS = 52, 62
 
 
 def meter_lines(meters: list[dict[str, Any]]) -> list[str]:
     """One line a kind of step, for the first rank."""
+    from gates.hpusim.meters import (
+        launches,
+    )  # loads torch, which the demo does without until it has checked the machine
+
     lines = []
     for summary in meters[:1]:
         for kind, count in sorted(summary["steps"].items()):

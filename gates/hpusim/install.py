@@ -7,9 +7,11 @@ Writes one `.pth` file that points at this checkout; nothing is copied and no wh
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,21 +58,36 @@ def check(venv: Path) -> list[str]:
     found = json.loads(
         subprocess.run([python_of(venv), "-c", script], check=True, capture_output=True, text=True).stdout
     )
-    problems = []
+    return problems(found, venv)
+
+
+def problems(found: Mapping[str, str | None], venv: Path) -> list[str]:
+    """What `REQUIRED` asks for and `found` (distribution to version, None when absent) does not have, one line each."""
+    lines = []
     for name, wanted, why in REQUIRED:
         have = found[name]
         if have is None:
-            problems.append(f"{name} is not installed in {venv} ({why}): install it there")
+            lines.append(f"{name} is not installed in {venv} ({why}): install it there")
         elif wanted is not None and have.split("+")[0] != wanted:
-            problems.append(f"{name} is {have} in {venv}, expected {wanted} ({why}): pip install {name}=={wanted}")
-    return problems
+            lines.append(f"{name} is {have} in {venv}, expected {wanted} ({why}): pip install {name}=={wanted}")
+    return lines
+
+
+def check_this() -> list[str]:
+    """`check` for the environment of this process, without starting another."""
+    found: dict[str, str | None] = {}
+    for name, _, _ in REQUIRED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return problems(found, Path(sys.prefix))
 
 
 def install(venv: Path) -> Path:
     """Write the `.pth` file; InstallError when the folder is no virtual environment or lacks what serving needs."""
-    problems = check(venv)
-    if problems:
-        raise InstallError("\n".join(problems))
+    if wrong := check(venv):
+        raise InstallError("\n".join(wrong))
     target = site_packages(venv) / PTH
     text = f"{ROOT}\n{ROOT / 'gates' / 'hpusim' / 'site'}\n"
     if not target.exists() or target.read_text() != text:

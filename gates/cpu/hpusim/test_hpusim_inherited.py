@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from hpusim_ops import ROOT
 
-from gates.hpusim import demo, testing
+from gates.hpusim import demo, install, testing
 from gates.hpusim.inherited import inherited, left_out
 
 HOSTILE = {
@@ -59,6 +61,24 @@ def test_the_demo_names_a_wrong_setting_before_it_begins(name, value, said, tmp_
         settings.cache_clear()
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_names_a_package_that_does_not_fit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(install, "REQUIRED", (("torch", "9.9", "why"), ("no-such-thing", None, "because")))
+    assert demo.main(["--folder", str(tmp_path), "--port", "0"]) == 3
+    said = capsys.readouterr().err
+    assert "torch is 2." in said
+    assert "expected 9.9" in said
+    assert "no-such-thing is not installed" in said
+
+
+def test_a_wrong_setting_is_said_without_a_traceback(tmp_path):
+    """In a process of its own: torch, which would switch the emulation on, must not be loaded before the check."""
+    command = [sys.executable, "-m", "gates.hpusim.demo", "--folder", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "HPUSIM_HW": "gaudi9"}, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "demo: HPUSIM_HW='gaudi9': expected one of gaudi2, gaudi3" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_demo_refuses_a_port_that_is_none_and_a_folder_it_cannot_make(tmp_path, capsys):
