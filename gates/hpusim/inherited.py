@@ -16,7 +16,7 @@ _NAMES = (
     "TORCH_DEVICE_BACKEND_AUTOLOAD",  # 0 would leave the emulation out
 )  # fmt: skip
 # They change where things are written or looked up, not what is served.
-_KEPT = ("VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING", "VLLM_CACHE_ROOT", "VLLM_GAUDI_FRONTIER_")
+_KEPT = ("VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING", "VLLM_CACHE_ROOT")
 
 
 def left_out(environment: Mapping[str, str] = os.environ) -> list[str]:
