@@ -77,6 +77,18 @@ def test_every_step_is_sorted_and_counted(lazy):
     assert 0 < summary["memory_peak"] < 1 << 30
 
 
+def test_layers_and_loading_are_counted_apart(lazy):
+    model, run = lazy
+    (summary,) = run.meters
+    layers = summary["layers"]["decode"]
+    assert sorted(layers) == [str(index) for index in range(LAYERS)]
+    assert [layer["moe_launches"] for layer in layers.values()] == [summary["steps"]["decode"]] * LAYERS
+    weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    loaded = summary["phases"]["load"]["h2d"]["bytes"]
+    assert 0.9 * weights < loaded < 2 * weights, (loaded, weights)
+    assert "load" not in summary["steps"]
+
+
 def test_an_asynchronous_decode_step_never_waits(lazy):
     _, run = lazy
     decode = run.meters[0]["phases"]["decode"]

@@ -16,7 +16,8 @@ from gates.hpusim import demo, install, testing
 from gates.hpusim.inherited import inherited, left_out
 
 HOSTILE = {
-    "VLLM_API_KEY": "x", "VLLM_GAUDI_FRONTIER_EXACT_WINDOW": "1", "VLLM_CONTIGUOUS_PA": "true", "PT_HPU_LAZY_MODE": "1", "RANK": "3", "MASTER_PORT": "junk",
+    "VLLM_API_KEY": "x", "VLLM_CONTIGUOUS_PA": "true", "VLLM_GAUDI_FRONTIER_EXACT_WINDOW": "1",
+    "PT_HPU_LAZY_MODE": "1", "RANK": "3", "MASTER_PORT": "junk",
     "GLOO_SOCKET_IFNAME": "nosuch0", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }  # fmt: skip
 HARMLESS = {"PATH": "/bin", "VLLM_LOGGING_LEVEL": "DEBUG", "HPUSIM_HW": "gaudi3"}
