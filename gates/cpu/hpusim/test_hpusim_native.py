@@ -62,6 +62,47 @@ def test_a_missing_compiler_is_said_plainly(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_compiler_with_a_wrapper_and_a_ninja_of_the_environment_are_found(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    for name in ("wrapper", "python", "ninja"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin" / "ninja").rename(tmp_path / "ninja")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CXX", "wrapper g++")
+    monkeypatch.setattr(build.sys, "executable", str(tmp_path / "python"))
+    build.tools()
+    (tmp_path / "ninja").unlink()
+    with pytest.raises(build.BuildError, match="needs ninja"):
+        build.tools()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HPUSIM_NATIVE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(build, "tools", lambda: None)
+    with pytest.raises(build.BuildError, match="name another folder in HPUSIM_NATIVE_CACHE"):
+        build.load()
+
+
+@pytest.mark.long
+@needs_compiler
+def test_a_build_that_was_killed_does_not_block_the_next(tmp_path):
+    """Torch's own lock file would; also: two processes that build at once end with one library."""
+    folder = tmp_path / build.key()
+    folder.mkdir()
+    for left in ("lock", "building"):
+        (folder / left).touch()
+    script = "import torch; print(torch.ones(2, device='hpu').device)"
+    environment = {**os.environ, "HPUSIM_NATIVE": "1", "HPUSIM_NATIVE_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=600)[0].strip() for process in started] == ["hpu:0", "hpu:0"]
+    assert [path.name for path in folder.glob("*.so")] == ["hpusim_native.so"]
+
+
 def test_cache_is_keyed_by_source_and_torch(tmp_path, monkeypatch):
     before = build.key()
     for name in (*build.SOURCES, "device.h"):
