@@ -108,7 +108,7 @@ def check_machine(folder: Path, port: int) -> None:
         except OSError as error:
             raise DemoError(
                 f"port {port} of 127.0.0.1 cannot be used: {error.strerror}",
-                "Stop what listens there, or run `build/venv/bin/python -m scripts demo --port 0`, which takes a free one.",
+                "Stop what listens there, or take a free port: build/venv/bin/python -m scripts demo --port 0.",
             ) from error
     available = memory_available()
     if available is not None and available < NEED_MEMORY:
