@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gates.hpusim import meters, probe, testing
 from gates.hpusim.meters import launches
+from gates.hpusim.meters.counts import Counts
 from gates.hpusim.meters.meter import attention_workspace
 
 
@@ -40,6 +41,16 @@ def test_cuts_and_launches():
     total = meter.total()
     assert (total.mark_steps, total.empty_mark_steps, total.launches) == (2, 1, 2)
     assert total.ops == {"aten::add.Tensor": 1, "aten::mul.Tensor": 1}
+
+
+def test_rare_names_are_not_lost_among_frequent_ones():
+    """A warm-up captures hundreds of graphs, and a layer has one MoE launch beside scores of other operators."""
+    counts = Counts()
+    counts.captures.update({f"graph {number}": 1 for number in range(300)})
+    counts.ops.update({**{f"aten::op{number}": 9 for number in range(50)}, "hpu::mixture_of_experts.fp8": 1})
+    summary = counts.summary()
+    assert summary["captures"]["total"] == len(summary["captures"]["by"]) == 300
+    assert summary["ops"]["by"]["hpu::mixture_of_experts.fp8"] == 1
 
 
 def test_copies_with_bytes_and_caller():

@@ -124,11 +124,11 @@ class Counts:
         self.d2h.merge(other.d2h)
 
     def summary(self) -> dict[str, Any]:
-        """JSON-able: every field; `ops` as total and the twenty most frequent."""
+        """JSON-able: every field; counters as total and by name, most frequent first."""
         result: dict[str, Any] = {name: getattr(self, name) for name in (*_SUMS, *_PEAKS)}
         for name in _COUNTERS:
             counter = getattr(self, name)
-            result[name] = {"total": sum(counter.values()), "by": dict(counter.most_common(20))}
+            result[name] = {"total": sum(counter.values()), "by": dict(counter.most_common())}
         result["h2d"] = self.h2d.summary()
         result["d2h"] = self.d2h.summary()
         return result
