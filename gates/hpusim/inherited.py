@@ -16,7 +16,7 @@ _NAMES = (
     "TORCH_DEVICE_BACKEND_AUTOLOAD",  # 0 would leave the emulation out
 )  # fmt: skip
 # They change where things are written or looked up, not what is served.
-_KEPT = ("VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING", "VLLM_CACHE_ROOT")
+_KEPT = ("VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING", "VLLM_CACHE_ROOT", "VLLM_NO_USAGE_STATS")
 
 
 def left_out(environment: Mapping[str, str] = os.environ) -> list[str]:

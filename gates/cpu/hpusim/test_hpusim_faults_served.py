@@ -105,8 +105,8 @@ def test_dropped_round_trips_change_the_log_probabilities(served):
     [
         (None, None),
         ("die,rank=1,after=20", r"exit code 1[\s\S]*in all_reduce[\s\S]*Connection (reset|closed) by peer"),
-        ("hang,rank=1,after=20", r"will hang in all_reduce[\s\S]*timed out"),
-        ("slow,rank=1,after=20,seconds=90", r"timed out"),
+        ("hang,rank=1,after=20", r"exit code 1[\s\S]*RPC call to \w+ timed out"),
+        ("slow,rank=1,after=20,seconds=90", r"exit code 1[\s\S]*RPC call to \w+ timed out"),
     ],
 )
 def test_a_lost_rank_takes_the_engine_down(fault, found, model):
