@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--reference", type=Path, help="scores of the CPU reference (python -m gates.oracle.passages)")
     run.add_argument("--fresh", action="store_true", help="start a new run even where one can be resumed")
     run.add_argument("--server-args", default="", help="the server's arguments, for the record")
+    run.add_argument("--server-log", type=Path, help="the server's log, where it can be read: state hash, cold graphs")
     run.add_argument("--ledger", type=Path, default=DEFAULT_LEDGER)
     run.add_argument("--report", type=Path, default=None, metavar="DIR", help="render the report there afterwards")
     verbs.add_parser("list", help="name every gate")
@@ -68,6 +69,7 @@ def _run(args: argparse.Namespace) -> int:
         thresholds=thresholds.load(),
         measure_floor=args.floor,
         reference=args.reference,
+        server_log=args.server_log,
     )
     code = runner.run_all(chosen, ctx, writer, run, say=_say)
     for entry in chosen:

@@ -58,8 +58,10 @@ ALSO_RED: dict[str, dict[str, str]] = {
 def context(
     base_url: str, cache: Path, *, profile_name: str = "stand-in", reference: Path | None = None
 ) -> gate.Context:
-    """A gate context with short deadlines for control runs."""
-    sizes = dataclasses.replace(profile.get(profile_name), deadline_s=20.0, gate_deadline_s=120.0)
+    """A gate context; with short deadlines where the stand-in answers."""
+    sizes = profile.get(profile_name)
+    if profile_name == "stand-in":
+        sizes = dataclasses.replace(sizes, deadline_s=20.0, gate_deadline_s=120.0)
     client = Client(base_url, deadline_s=sizes.deadline_s, concurrency=sizes.concurrency)
     facts = server_facts.read(client)
     return gate.Context(client, facts, sizes, thresholds.load(), cache_dir=cache, reference=reference)
@@ -98,18 +100,24 @@ def unexpected(name: str, seen: dict[str, tuple[Verdict, str]], due: set[str]) -
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gates.controls.matrix", description=__doc__)
     parser.add_argument("--base-url", default=None)
-    parser.add_argument("--only", action="append", default=[], help="fault; repeatable")
+    parser.add_argument("--profile", default="stand-in", help="`tiny` for the served tiny Beam, `quick` for a real one")
+    parser.add_argument("--reference", type=Path, help="scores of the CPU reference (python -m gates.oracle.passages)")
+    parser.add_argument("--only", action="append", default=[], choices=faults.NAMES, help="fault; repeatable")
+    parser.add_argument("--own", action="store_true", help="per fault only its own gates, where the server is slow")
     args = parser.parse_args(argv)
     base = args.base_url or toy_server.start()[1]
     all_gates = list(gate.discover().values())
     good_cache = Path(tempfile.mkdtemp(prefix="gate-controls-"))
-    healthy = verdicts(context(base, good_cache), all_gates)
+    options = {"profile_name": args.profile, "reference": args.reference}
+    healthy = verdicts(context(base, good_cache, **options), all_gates)
     print("healthy", {k: v[0].value for k, v in healthy.items() if v[0] not in (Verdict.PASS, Verdict.SKIP)})
     wrong = 0
     for name in args.only or faults.NAMES:
         cache = Path(tempfile.mkdtemp(prefix="gate-controls-"))
         shutil.copytree(good_cache, cache, dirs_exist_ok=True)
-        seen = spoiled(base, name, cache, [g for g in all_gates if healthy[g.name][0] is Verdict.PASS])
+        passing = [g for g in all_gates if healthy[g.name][0] is Verdict.PASS]
+        chosen = [g for g in passing if not args.own or name in g.faults]
+        seen = spoiled(base, name, cache, chosen, **options)
         due = {g.name for g in all_gates if name in g.faults and g.name in seen}
         red = {k for k, v in seen.items() if v[0] in (Verdict.FAIL, Verdict.ERROR)}
         missed, extra = due - red, unexpected(name, seen, due)

@@ -36,6 +36,7 @@ class Context:
         measure_floor: also measure the server against itself.
         cache_dir: for reference scores.
         reference: scores of the CPU reference on given passages (gates/core/reference.py), if any.
+        server_log: the server's log, if it can be read here.
     """
 
     client: Client
@@ -46,6 +47,7 @@ class Context:
     measure_floor: bool = False
     cache_dir: Path = Path("build/gate-cache")
     reference: Path | None = None
+    server_log: Path | None = None
 
     @property
     def wording(self) -> Wording:

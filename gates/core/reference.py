@@ -47,7 +47,9 @@ def load(path: Path) -> Reference:
             f"cannot read reference scores ({error})", where=str(path), action="make them with gates.oracle.passages"
         ) from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise GateError("not reference scores of schema 1", where=str(path), action="make them with gates.oracle.passages")
+        raise GateError(
+            "not reference scores of schema 1", where=str(path), action="make them with gates.oracle.passages"
+        )
     passages = []
     try:
         for entry in data["passages"]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from gates.core import server_facts
+from gates.core import server_facts, server_log
+from gates.core.errors import GateError
 from gates.core.gate import Context, Gate, Skip, judge
 from gates.core.result import GateResult, Measurement, Verdict
 
@@ -14,10 +15,32 @@ COMPILES = ("vllm_gaudi:compiles_after_ready_total", "hpusim:compiles_after_read
 CACHE = "vllm:cache_config_info"
 
 
+def _state_hash(ctx: Context) -> str | None:
+    """One hash over all ranks: from the model's card, or from the log, which names each rank's.
+
+    Raises:
+        GateError: the log holds the hashes of some ranks only.
+    """
+    if told := ctx.facts.model_card.get("state_hash"):
+        return str(told)
+    found = server_log.read(ctx.server_log) if ctx.server_log else None
+    if found is None or not found.states:
+        return None
+    if len(found.states) != found.ranks:
+        raise GateError(
+            f"state hashes of {len(found.states)} ranks of {found.ranks}",
+            where=str(ctx.server_log),
+            action="is it whole?",
+        )
+    return hashlib.sha256("".join(found.states[rank] for rank in sorted(found.states)).encode()).hexdigest()
+
+
 def _state(ctx: Context) -> GateResult:
-    told = ctx.facts.model_card.get("state_hash")
+    told = _state_hash(ctx)
     if not told:
-        raise Skip("the server does not tell a state hash (start it with the distribution's loader and hashing on)")
+        raise Skip(
+            "the server does not tell a state hash (start it with VLLM_GAUDI_FRONTIER_STATE_HASH=1, give --server-log)"
+        )
     key = json.dumps([ctx.facts.model, ctx.facts.lock_hash])
     path = ctx.cache_dir / f"state-{hashlib.sha256(key.encode()).hexdigest()[:16]}.txt"
     if not path.exists():
@@ -33,8 +56,19 @@ def _state(ctx: Context) -> GateResult:
 def _compiles(ctx: Context) -> GateResult:
     seen = server_facts.metrics(ctx.client) or {}
     name = next((n for n in COMPILES if n in seen), None)
+    if name is None and ctx.server_log:
+        found = server_log.read(ctx.server_log)
+        if not found.ready:
+            raise GateError(
+                "the log does not say that the server is up", where=str(ctx.server_log), action="is it its log?"
+            )
+        if found.eager:
+            raise Skip("the server runs eagerly: nothing is compiled")
+        return judge(
+            ctx, "compiles-after-ready", Measurement(len(found.cold), "count"), details={"cold": found.cold[:20]}
+        )
     if name is None:
-        raise Skip("the server reports no count of compiles after ready")
+        raise Skip("the server reports no count of compiles after ready, and no --server-log is given")
     return judge(ctx, "compiles-after-ready", Measurement(seen[name], "count"), details={"metric": name})
 
 
