@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gates that read the server's log: the last start counts, missing ranks are an error, eager servers compile nothing."""
+"""Gates that read the server's log: the last start counts, missing ranks are an error, eager servers are skipped."""
 
 from __future__ import annotations
 
