@@ -13,12 +13,14 @@ def tables() -> str:
     lines = ["| gate | category | passes when | red on |", "|---|---|---|---|"]
     for entry in gate.discover().values():
         lines.append(f"| `{entry.name}` | {entry.category} | {entry.summary} | {', '.join(entry.faults) or '-'} |")
-    lines += ["", "| gate | limit | unit | port pages | source | reason |", "|---|---|---|---|---|---|"]
+    columns = ("gate", "limit", "unit", "floor", "port pages", "source", "reason")
+    lines += ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for limit in thresholds.load().values():
         side = "at most" if limit.direction == "max" else "at least"
         page = "-" if limit.port_page is None else f"{limit.port_page:g}"
         lines.append(
-            f"| `{limit.gate}` | {side} {limit.value:g} | {limit.unit} | {page} | {limit.source} | {limit.reason} |"
+            f"| `{limit.gate}` | {side} {limit.value:g} | {limit.unit} | {limit.floor or '-'} | {page} | {limit.source} "
+            f"| {limit.reason} |"
         )
     return "\n".join(lines)
 

@@ -20,6 +20,7 @@ class Threshold:
 
     Attributes:
         floor_factor: how many times a measured noise floor the limit must at least be; 0 where no floor applies.
+        floor: the noise floor as last measured, and on what; empty where none was or none applies.
         port_page: the value the port pages used, None where they have no such gate.
     """
 
@@ -31,6 +32,7 @@ class Threshold:
     reason: str
     floor_factor: float = 0.0
     port_page: float | None = None
+    floor: str = ""
 
     def holds(self, value: float) -> bool:
         return value <= self.value if self.direction == "max" else value >= self.value

@@ -25,7 +25,7 @@ from gates.checkpoints import beam_chat
 from gates.tiny import chat, language, start
 from gates.tiny.language import Part
 
-PHASES = (1200, 2600, 3400)  # the step at which each ends
+PHASES = (1200, 2600, 2800)  # the step at which each ends
 TOKENS = 2048  # a step
 RATE = 2e-3
 PLAIN_WEIGHT = 0.05  # of tokens that are no lesson: keeps it a language model of its filler and prompts
