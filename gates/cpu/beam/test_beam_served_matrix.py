@@ -128,6 +128,7 @@ def option(log: str, name: str) -> str:
 def test_every_combination_follows_the_w8a8_reference(serve_once, fp8, ranks, prefill, cache):
     result = serve_once(ranks, prefill, cache)
     assert option(result.log, "enable_prefix_caching") == str(cache)
+    assert "windowed KV: groups of" in result.log
     # At most the whole blocks of 128 before the last token of each repeated prompt, at least those of the longest.
     most, least = 128 * sum((length - 1) // 128 for length in LENGTHS), 128 * ((LENGTHS[-1] - 1) // 128)
     assert least <= result.hits <= most if cache else result.hits == 0
