@@ -13,15 +13,20 @@ def tables() -> str:
     lines = ["| gate | category | passes when | red on |", "|---|---|---|---|"]
     for entry in gate.discover().values():
         lines.append(f"| `{entry.name}` | {entry.category} | {entry.summary} | {', '.join(entry.faults) or '-'} |")
-    columns = ("gate", "limit", "unit", "floor", "port pages", "source", "reason")
-    lines += ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    names = ("gate", "limit", "unit", "floor", "port pages", "source", "reason")
+    lines += ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for limit in thresholds.load().values():
         side = "at most" if limit.direction == "max" else "at least"
         page = "-" if limit.port_page is None else f"{limit.port_page:g}"
         lines.append(
-            f"| `{limit.gate}` | {side} {limit.value:g} | {limit.unit} | {limit.floor or '-'} | {page} | {limit.source} "
-            f"| {limit.reason} |"
+            f"| `{limit.gate}` | {side} {limit.value:g} | {limit.unit} | {limit.floor or '-'} | {page} "
+            f"| {limit.source} | {limit.reason} |"
         )
+        for name, other in limit.profiles.items():
+            value = f"{side} {other['value']:g}"
+            lines.append(
+                f"| `{limit.gate}` ({name}) | {value} | {limit.unit} | as above | - | measured | {other['reason']} |"
+            )
     return "\n".join(lines)
 
 

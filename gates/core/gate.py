@@ -110,6 +110,7 @@ def judge(
         raise GateError("no threshold", where=f"gate {gate}", action="add it to gates/thresholds.toml with its source")
     if measurement.value is None:
         raise GateError("nothing was measured", where=f"gate {gate}")
+    limit = limit.of(ctx.profile.name)
     if noise_floor is not None:
         limit.check_floor(noise_floor)
     good = limit.holds(measurement.value)

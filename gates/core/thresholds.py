@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tomlkit
@@ -20,6 +22,7 @@ class Threshold:
 
     Attributes:
         floor_factor: how many times a measured noise floor the limit must at least be; 0 where no floor applies.
+        profiles: other limits for named profiles (the tiny model's), each as {"value", "reason"}.
         floor: the noise floor as last measured, and on what; empty where none was or none applies.
         port_page: the value the port pages used, None where they have no such gate.
     """
@@ -33,6 +36,12 @@ class Threshold:
     floor_factor: float = 0.0
     port_page: float | None = None
     floor: str = ""
+    profiles: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def of(self, profile: str) -> Threshold:
+        """The limit in force for a profile."""
+        other = self.profiles.get(profile)
+        return dataclasses.replace(self, value=float(str(other["value"]))) if other else self
 
     def holds(self, value: float) -> bool:
         return value <= self.value if self.direction == "max" else value >= self.value
@@ -76,5 +85,8 @@ def load(path: Path = DEFAULT) -> dict[str, Threshold]:
             raise GateError(f"direction {entry.direction!r}", where=where, action="use `max` or `min`")
         if not entry.source or not entry.reason:
             raise GateError("a threshold without source or reason", where=where, action="write both")
+        for profile, other in entry.profiles.items():
+            if set(other) != {"value", "reason"} or not isinstance(other["value"], (int, float)) or not other["reason"]:
+                raise GateError("another limit needs value and reason", where=f"{where} profile {profile}")
         out[gate] = entry
     return out

@@ -182,6 +182,10 @@ def test_judge_needs_a_threshold_and_refuses_one_below_the_floor() -> None:
         gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), noise_floor=0.5)
     assert gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), noise_floor=0.1).verdict is Verdict.PASS
     assert gate.judge(ctx, "needles", Measurement(0.5, "share")).verdict is Verdict.FAIL
+    tiny = dataclasses.replace(ctx, profile=profile.get("tiny"))
+    assert gate.judge(ctx, "decode-vs-prefill", Measurement(0.02, "nats")).verdict is Verdict.PASS
+    assert gate.judge(tiny, "decode-vs-prefill", Measurement(0.02, "nats")).threshold == 0.012
+    assert gate.judge(tiny, "decode-vs-prefill", Measurement(0.02, "nats")).verdict is Verdict.FAIL
 
 
 def test_every_gate_with_a_limit_has_one_and_none_is_unused() -> None:
@@ -196,6 +200,10 @@ def test_every_gate_with_a_limit_has_one_and_none_is_unused() -> None:
         ('[a]\nvalue = 1\ndirection = "up"\nunit = "x"\nsource = "s"\nreason = "r"\n', "direction 'up'"),
         ('[a]\nvalue = 1\ndirection = "max"\nunit = "x"\nsource = ""\nreason = "r"\n', "without source"),
         ("[a\n", "not TOML"),
+        (
+            '[a]\nvalue = 1\ndirection = "max"\nunit = "x"\nsource = "s"\nreason = "r"\n[a.profiles.tiny]\nvalue = 2\n',
+            "needs value and reason",
+        ),
     ],
 )
 def test_bad_thresholds_are_named(tmp_path: Path, text: str, message: str) -> None:
