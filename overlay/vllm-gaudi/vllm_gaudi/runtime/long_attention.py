@@ -2,7 +2,8 @@
 """Prompt attention with an explicit bias, in query tiles of bounded workspace.
 
 A FusedSDPA call with a bias keeps a workspace of 4 bytes x heads x query rows x keys for the life of the
-process, and a dense bias [queries, keys] of 2^31 bytes or more is read with a wrapped 32-bit offset (NaN). So
+process (never less than 16 heads' worth: about 60 bytes per query row and key were measured with 6 heads and with
+16), and a dense bias [queries, keys] of 2^31 bytes or more is read with a wrapped 32-bit offset (NaN). So
 calls over the budget run as tiles of query rows (rows are independent, the result is the same), and past a
 number of keys the bias is never built: a row saying which keys exist is kept, and each tile makes its own rows.
 """
@@ -18,10 +19,16 @@ from vllm_gaudi.runtime import settings
 from vllm_gaudi.runtime.forward_state import STATE
 
 WORKSPACE_BYTES = 4  # per (head, query row, key)
+LEAST_HEADS = 16
 BIAS_PLANE_LIMIT = 2**31
 
 
-def tile_rows(heads: int, queries: int, keys: int, itemsize: int, budget: int) -> int:
+def workspace_bytes(heads: int, rows: int, keys: int, prompts: int = 1) -> int:
+    """Upper estimate of what the kernel keeps after one biased call."""
+    return WORKSPACE_BYTES * max(heads, LEAST_HEADS) * prompts * rows * keys
+
+
+def tile_rows(heads: int, queries: int, keys: int, itemsize: int, budget: int, prompts: int = 1) -> int:
     """Query rows per call: the largest power of two whose workspace and bias plane stay below their limits.
 
     Returns `queries` when the whole call does.
@@ -31,14 +38,14 @@ def tile_rows(heads: int, queries: int, keys: int, itemsize: int, budget: int) -
     """
 
     def fits(rows: int) -> bool:
-        return WORKSPACE_BYTES * heads * rows * keys < budget and rows * keys * itemsize < BIAS_PLANE_LIMIT
+        return workspace_bytes(heads, rows, keys, prompts) < budget and rows * keys * itemsize < BIAS_PLANE_LIMIT
 
     if fits(queries):
         return queries
     rows = 1
     if not fits(rows):
         raise RuntimeError(
-            f"attention of {heads} heads over {keys} keys needs {WORKSPACE_BYTES * heads * keys} bytes "
+            f"attention of {heads} heads over {keys} keys needs {workspace_bytes(heads, 1, keys, prompts)} bytes "
             f"of workspace for one query row, over {settings.variable('attention_workspace_bytes')}="
             f"{budget}: raise it or shorten the context"
         )
@@ -115,7 +122,8 @@ def tiled_prompt(impl: str, args: dict[str, Any], attend: Callable[..., torch.Te
     compact = bias.size(-2) == 1 and queries > 1
     current = settings.current()
     # Prompts of one call share its workspace.
-    rows = tile_rows(heads * query.size(0), queries, keys, bias.element_size(), current.attention_workspace_bytes)
+    budget = current.attention_workspace_bytes
+    rows = tile_rows(heads, queries, keys, bias.element_size(), budget, prompts=query.size(0))
     if rows == queries and not compact:
         return None
     # A tile is not a causal square: its bias says everything, and upstream must not slice keys by position.

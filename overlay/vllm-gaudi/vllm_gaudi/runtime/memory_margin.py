@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vllm_gaudi.runtime import gates, settings
+from vllm_gaudi.runtime import gates, long_attention, settings
 
 _ACTIVATIONS_PER_LAYER = 8  # hidden-sized tensors alive inside one decoder layer
 
@@ -28,7 +28,7 @@ def prefill_bytes(vllm_config: Any) -> int:
     heads = model.get_num_attention_heads(vllm_config.parallel_config)
     itemsize = model.dtype.itemsize
     current = settings.current()
-    whole = 4 * heads * chunk * model.max_model_len
+    whole = long_attention.workspace_bytes(heads, chunk, model.max_model_len)
     workspace = min(whole, current.attention_workspace_bytes)
     keys = min(model.max_model_len, current.compact_bias_keys)
     bias = chunk * keys * itemsize

@@ -116,7 +116,7 @@ SETTINGS = (
         "ATTENTION_WORKSPACE_BYTES",
         str(2 * 2**30),
         _integer(2**20),
-        "Bytes one biased attention call may keep as kernel workspace (4 x heads x query rows x keys).",
+        "Bytes one biased attention call may keep as kernel workspace (4 x heads, at least 16, x query rows x keys).",
     ),
     Setting(
         "COMPACT_BIAS_KEYS",
