@@ -8,9 +8,11 @@ it is: without async scheduling a step is scheduled when the previous one has en
 from __future__ import annotations
 
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 TOKEN = 40
 
@@ -83,21 +85,44 @@ class ShareSimulation:
         self._queue: deque = deque()
         self._free_at = 0.0
         self._arrivals: list[tuple[float, Any]] = []
+        self._grammars: list[tuple[float, Future, Exception | None]] = []
 
-    def add(self, at: float, name: str, prompt: int, max_tokens: int) -> None:
+    def add(
+        self,
+        at: float,
+        name: str,
+        prompt: int,
+        max_tokens: int,
+        grammar_at: float | None = None,
+        grammar_error: Exception | None = None,
+    ) -> None:
+        """Let a request arrive; its grammar, if it has one, is compiled (or fails) at `grammar_at`."""
         from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
         from vllm.v1.request import Request
 
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        structured = None if grammar_at is None else StructuredOutputsParams(json_object=True)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, structured_outputs=structured)
         ids = [(hash(name) + i) % 5000 for i in range(prompt)]
-        self._arrivals.append(
-            (at, Request(request_id=name, prompt_token_ids=ids, sampling_params=params, pooling_params=None))
-        )
+        request = Request(request_id=name, prompt_token_ids=ids, sampling_params=params, pooling_params=None)
+        if grammar_at is not None:
+            future: Future = Future()
+            request.structured_output_request.grammar = future
+            self._grammars.append((grammar_at, future, grammar_error))
+        self._arrivals.append((at, request))
         self._arrivals.sort(key=lambda pair: pair[0])
 
     def _take_arrivals(self) -> None:
+        from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
+
         while self._arrivals and self._arrivals[0][0] <= self.now:
             self.scheduler.add_request(self._arrivals.pop(0)[1])
+        for at, future, error in self._grammars:
+            if at <= self.now and not future.done():
+                if error is None:
+                    future.set_result(create_autospec(StructuredOutputGrammar, instance=True))
+                else:
+                    future.set_exception(error)
 
     def run(self, until: float) -> Result:
         while self.now < until:

@@ -117,6 +117,36 @@ def test_nothing_waits_when_nothing_decodes(configs, settings, asynchronous: boo
     assert max(b - a for a, b in itertools.pairwise(times)) <= CHUNK + 1e-6
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_prompts_that_wait_for_a_grammar(configs, settings, asynchronous: bool, policy: str) -> None:
+    """They start from another queue than the rest: held while others owe, never starved, no cost while they wait."""
+    from gates.cpu.runner.share_simulation import ShareSimulation
+
+    settings()
+    config = configs(asynchronous)
+    config.scheduler_config.max_num_seqs = 32
+    simulation = ShareSimulation(config, 0.75, policy=policy, decode_seconds=0.09)
+    for i in range(4):
+        simulation.add(0.0, f"decode{i}", 200, 200_000)
+    # Two wait for half a minute in which nothing but decodes runs, then both start with six more behind them.
+    for i in range(8):
+        at = 5.0 if i < 2 else 40.0 + 0.5 * i
+        simulation.add(at, f"schema{i}", 12_000, 2, grammar_at=max(35.0, at + 0.2))
+    simulation.add(50.0, "short", 1000, 2, grammar_at=50.3)
+    simulation.add(50.0, "broken", 12_000, 2, grammar_at=50.3, grammar_error=ValueError("no such schema"))
+    result = simulation.run(170.0)
+    solo = 1 / 0.09
+    assert result.rate("decode0", 6.0, 34.0) >= 0.99 * solo, "prompts without a grammar cost nothing"
+    starts = [t - CHUNK for t, name, _ in result.chunks if name.startswith("schema")]
+    assert min(starts) >= 34.0
+    read = {n: sum(c for _, name, c in result.chunks if name == n) for n in (f"schema{i}" for i in range(8))}
+    assert set(read.values()) == {12_000}, "every prompt was read in"
+    assert result.rate("decode0", starts[0], starts[0] + 60) >= 0.73 * solo, "the others' first chunks waited too"
+    assert result.first_token["short"] <= 50.3 + 3 * CHUNK
+    assert "broken" not in simulation.scheduler.requests, "its client hears of the error"
+
+
 def test_hiccup_does_not_become_debt() -> None:
     """A step that took a hundred times longer (a compilation) must not stall the prompt for minutes."""
     from vllm_gaudi.runtime.prefill_share import DutyCycle
@@ -146,10 +176,16 @@ def test_held_prompts_keep_their_place() -> None:
         __hash__ = object.__hash__
 
     make = lambda name, tokens: Waiting(  # noqa: E731
-        request_id=name, num_tokens=tokens, num_computed_tokens=0, is_prefill_chunk=False
+        request_id=name,
+        num_tokens=tokens,
+        num_computed_tokens=0,
+        is_prefill_chunk=False,
+        structured_output_request=None,
     )
     queue = FCFSRequestQueue([make("a", 10), make("b", 50_000), make("c", 10), make("d", 50_000)])
-    scheduler = SimpleNamespace(waiting=queue, running=[make("x", 5)], current_step=3, requests={})
+    scheduler = SimpleNamespace(
+        waiting=queue, skipped_waiting=FCFSRequestQueue(), running=[make("x", 5)], current_step=3, requests={}
+    )
     policy = _Policy(scheduler, 0.75, 0)
     policy.cycle.debt = 1.0
     policy.before()

@@ -103,6 +103,34 @@ def _average(old: float | None, new: float) -> float:
     return new if old is None else old + _SMOOTHING * (new - old)
 
 
+def _may_start(request: Any) -> bool:
+    """Whether the scheduler would start a waiting request: one that waits for its grammar must keep being asked.
+
+    A grammar that failed to compile must reach the scheduler too, or its client would wait for the error.
+    """
+    grammar = request.structured_output_request
+    return grammar is None or (grammar.is_grammar_ready and not isinstance(grammar.grammar, Exception))
+
+
+class _Held:
+    """Requests taken out of one queue for one step."""
+
+    def __init__(self, queue: Any, requests: list[Any]):
+        self._queue = queue
+        self._requests = requests
+        self._order = list(queue)
+        queue.remove_requests(requests)
+
+    def restore(self) -> None:
+        """Put them back where they stood; what came into the queue meanwhile (preempted, blocked) stays in front."""
+        known = set(map(id, self._order))
+        still = {id(r) for r in self._queue} | {id(r) for r in self._requests}
+        order = [r for r in self._queue if id(r) not in known] + [r for r in self._order if id(r) in still]
+        self._queue.remove_requests(list(self._queue))
+        for request in order:
+            self._queue.add_request(request)
+
+
 class _Policy:
     """Holds long prompts of one scheduler back while they owe."""
 
@@ -110,8 +138,7 @@ class _Policy:
         self.cycle = DutyCycle(share, lag, clock)
         self.threshold = settings.current().prefill_share_tokens
         self._scheduler = scheduler
-        self._held: list[Any] = []
-        self._order: list[Any] = []
+        self._held: list[_Held] = []
 
     def is_long(self, request: Any) -> bool:
         """Whether more than the threshold is left to compute."""
@@ -127,10 +154,10 @@ class _Policy:
             if request.is_prefill_chunk and self._is_long_prompt(request):
                 # The scheduler skips a request until this step; the counter advances once per call.
                 request.next_decode_eligible_step = scheduler.current_step + 2
-        self._held = [r for r in scheduler.waiting if self.is_long(r)]
-        if self._held:
-            self._order = list(scheduler.waiting)
-            scheduler.waiting.remove_requests(self._held)
+        # A prompt with a grammar waits in a queue of its own and starts from there once the grammar is compiled.
+        for queue in (scheduler.waiting, scheduler.skipped_waiting):
+            if held := [r for r in queue if self.is_long(r) and _may_start(r)]:
+                self._held.append(_Held(queue, held))
 
     def _is_long_prompt(self, request: Any) -> bool:
         # A long prompt stays long to its end: its last chunks are as slow as its first.
@@ -138,8 +165,8 @@ class _Policy:
 
     def after(self, output: Any) -> None:
         scheduler = self._scheduler
-        if self._held:
-            self._restore()
+        while self._held:
+            self._held.pop().restore()
         if not output.total_num_scheduled_tokens:
             if not scheduler.running:
                 self.cycle.idle()
@@ -160,17 +187,6 @@ class _Policy:
         if request.num_tokens - (request.num_computed_tokens - count) > self.threshold:
             request._frontier_long = True
         return getattr(request, "_frontier_long", False)
-
-    def _restore(self) -> None:
-        """Put held prompts back where they stood; requests preempted meanwhile stay in front."""
-        waiting = self._scheduler.waiting
-        known = set(map(id, self._order))
-        still = {id(r) for r in waiting} | {id(r) for r in self._held}
-        order = [r for r in waiting if id(r) not in known] + [r for r in self._order if id(r) in still]
-        waiting.remove_requests(list(waiting))
-        for request in order:
-            waiting.add_request(request)
-        self._held, self._order = [], []
 
 
 def _policy(scheduler: Any) -> _Policy | None:
