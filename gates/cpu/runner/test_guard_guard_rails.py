@@ -44,13 +44,29 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> Any:
     return values
 
 
-def test_refused_at_start(make_engine, settings) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"pipeline_parallel_size": 2}, "set --pipeline-parallel-size 1"),
+        ({"data_parallel_size": 2}, "set --data-parallel-size 1"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}},
+            "remove --speculative-config",
+        ),
+        (
+            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+            "remove --kv-transfer-config",
+        ),
+        ({"kv_offloading_size": 1.0}, "remove --kv-offloading-size"),
+    ],
+)
+def test_refused_at_start(make_engine, settings, arguments: dict[str, Any], advice: str) -> None:
     """Through the platform's own hook, with vLLM's own configuration."""
     settings(LONG_ATTENTION="on")
     from vllm_gaudi.runtime.guard_rails import UnsupportedCombination
 
-    with pytest.raises((UnsupportedCombination, Exception), match="set --pipeline-parallel-size 1"):
-        make_engine(False, 64, pipeline_parallel_size=2)
+    with pytest.raises((UnsupportedCombination, ValueError), match=advice):
+        make_engine(False, 64, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +75,10 @@ def test_refused_at_start(make_engine, settings) -> None:
         ({"speculative_config": object()}, "remove --speculative-config"),
         ({"parallel_config__data_parallel_size": 2}, "set --data-parallel-size 1"),
         ({"parallel_config__pipeline_parallel_size": 2}, "set --pipeline-parallel-size 1"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "set --decode-context-parallel-size 1"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, "--prefill-context-parallel-size 1"),
         ({"kv_transfer_config": object()}, "remove --kv-transfer-config"),
+        ({"cache_config__kv_offloading_size": 1.0}, "remove --kv-offloading-size"),
         ({"cache_config__enable_prefix_caching": False}, "set VLLM_CONTIGUOUS_PA=false"),
     ],
 )

@@ -47,8 +47,15 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
             found.append((f"{what} with data parallelism", "set --data-parallel-size 1 (one server per replica)"))
         if parallel.pipeline_parallel_size > 1:
             found.append((f"{what} with pipeline parallelism", "set --pipeline-parallel-size 1"))
+        sizes = (getattr(parallel, f"{kind}_context_parallel_size", 1) for kind in ("decode", "prefill"))
+        if max(sizes) > 1:
+            advice = "set --decode-context-parallel-size 1 and --prefill-context-parallel-size 1"
+            found.append((f"{what} with context parallelism", advice))
         if getattr(vllm_config, "kv_transfer_config", None) is not None:
             found.append((f"{what} with a KV connector", "remove --kv-transfer-config"))
+        # vLLM makes a connector of this one after the platform's check.
+        if getattr(vllm_config.cache_config, "kv_offloading_size", None) is not None:
+            found.append((f"{what} with KV offloading", "remove --kv-offloading-size"))
     if windows and contiguous:
         found.append(("window block lists with contiguous paged attention", "set VLLM_CONTIGUOUS_PA=false"))
     if gates.windowed_kv(vllm_config):
