@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
+from gates.cpu.runner.sampling_rules import rules
 from gates.cpu.runner.schedule_fuzz import Fuzz, hits_on_resume
 
 
-def _fuzz(make_engine, asynchronous: bool, steps: int, seed: int, live: int = 16):
+def _fuzz(make_engine, asynchronous: bool, steps: int, seed: int, live: int = 16, mixed: bool = False):
     engine = make_engine(asynchronous, 60, max_num_seqs=16)
     hits = hits_on_resume(engine)
-    return Fuzz(engine, seed, live).run(steps), hits
+    return Fuzz(engine, seed, live, mixed).run(steps), hits
 
 
 def _check(fuzz: Fuzz, hits, steps: int) -> None:
@@ -24,16 +27,36 @@ def _check(fuzz: Fuzz, hits, steps: int) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_random_schedule(make_engine, asynchronous: bool) -> None:
-    fuzz, hits = _fuzz(make_engine, asynchronous, 1500, seed=2)
-    _check(fuzz, hits, 1500)
+    fuzz, hits = _fuzz(make_engine, asynchronous, 1200, seed=2)
+    _check(fuzz, hits, 1200)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_random_schedule_with_mixed_sampling(make_engine, asynchronous: bool) -> None:
+    fuzz, _ = _fuzz(make_engine, asynchronous, 250, seed=3, mixed=True)
+    assert fuzz.wrong == {}
+    assert fuzz.events["finished"] > 12
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("seed", [10, 11])
-def test_ten_thousand_steps(make_engine, asynchronous: bool, seed: int) -> None:
-    fuzz, hits = _fuzz(make_engine, asynchronous, 10_000, seed)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_ten_thousand_steps(make_engine, asynchronous: bool, mixed: bool) -> None:
+    fuzz, hits = _fuzz(make_engine, asynchronous, 10_000, seed=10, mixed=mixed)
     _check(fuzz, hits, 10_000)
+    if mixed:
+        for rule in rules(fuzz.engine.vocabulary):
+            assert fuzz.events[rule.name] >= 20, (rule.name, fuzz.events)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("module", "name"), [("sampling_rows", "apply"), ("output_history", "fill")])
+def test_control_of_mixed_sampling(make_engine, monkeypatch, module: str, name: str) -> None:
+    """Without settings on their rows, or without complete histories, mixed requests return wrong tokens."""
+    owner = importlib.import_module(f"vllm_gaudi.runtime.{module}")
+    monkeypatch.setattr(owner, name, lambda *a: None)
+    fuzz, _ = _fuzz(make_engine, True, 600, seed=3, mixed=True)
+    assert fuzz.wrong, "the fault went unnoticed"
 
 
 @pytest.mark.parametrize(
@@ -48,8 +71,6 @@ def test_ten_thousand_steps(make_engine, asynchronous: bool, seed: int) -> None:
 )
 def test_control_without_one_fix(make_engine, monkeypatch, asynchronous, module, name, upstream) -> None:
     """The same schedule with one fix taken out returns wrong tokens or ends in an error."""
-    import importlib
-
     owner = importlib.import_module(f"vllm_gaudi.runtime.{module}")
     monkeypatch.setattr(owner, name, upstream)
     if name == "one_logit":

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gates.cpu.runner.sampling_rules import Rule
+
 POISON = -7
 
 
@@ -33,6 +35,13 @@ def allowed_neighbour(token: int) -> int:
     return token ^ 1
 
 
+def toy_logits(answer: int, vocabulary: int) -> np.ndarray:
+    """Logits [vocabulary] fp32: the answer first, its neighbour second, and no ties among the rest."""
+    logits = -np.arange(vocabulary, dtype=np.float32) / vocabulary
+    logits[answer], logits[answer ^ 1] = 10, 5
+    return logits
+
+
 class ToyModel:
     """Stands in for `HPUModelRunner._execute_model_generic`."""
 
@@ -43,8 +52,9 @@ class ToyModel:
         self.forwards = 0
 
     def compute_logits(self, answers: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, vocabulary]: the answer first, its neighbour second."""
-        logits = torch.zeros(len(answers), self.vocabulary, device="hpu")
+        """Logits [rows, vocabulary] of `toy_logits`."""
+        rest = -torch.arange(self.vocabulary, dtype=torch.float32) / self.vocabulary
+        logits = rest.to("hpu").repeat(len(answers), 1)
         rows = torch.arange(len(answers), device="hpu")
         logits[rows, answers.long()] = 10
         logits[rows, answers.long() ^ 1] = 5
@@ -108,16 +118,25 @@ class Track:
     window: int = 0
     sliding_groups: int = 0
     got: list[int] = field(default_factory=list)
+    rule: Rule | None = None
 
     def expected(self, vocabulary: int, count: int) -> list[int]:
         """The first `count` tokens the request must return."""
         known, answers = list(self.prompt), []
+        chooser = self.rule.run(vocabulary) if self.rule else None
         for _ in range(count):
             seen = known[-self.window :]
             token = next_token(known + seen * self.sliding_groups if self.sliding_groups else seen, vocabulary)
-            token = allowed_neighbour(token) if self.structured and token % 2 else token
+            if chooser:
+                logits = toy_logits(token, vocabulary)
+                logits[1::2] = -np.inf if self.structured else logits[1::2]
+                token = chooser.pick(logits)
+            elif self.structured and token % 2:
+                token = allowed_neighbour(token)
             answers.append(token)
             known.append(token)
+            if chooser and chooser.ends(token):
+                break
         return answers
 
 
@@ -204,13 +223,21 @@ class ToyEngine:
         self.tracks: dict[str, Track] = {}
         self._queue: deque = deque()
 
-    def add(self, name: str, prompt: list[int], max_tokens: int, structured: bool = False, **sampling: Any) -> None:
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        max_tokens: int,
+        structured: bool = False,
+        rule: Rule | None = None,
+        **sampling: Any,
+    ) -> None:
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
-        values = {"temperature": 0, "ignore_eos": True, **sampling}
+        values = {"temperature": 0, "ignore_eos": True, **(rule.sampling if rule else {}), **sampling}
         params = SamplingParams(max_tokens=max_tokens, **values)
-        self.tracks[name] = Track(prompt, max_tokens, structured, self.window, self.sliding_groups)
+        self.tracks[name] = Track(prompt, max_tokens, structured, self.window, self.sliding_groups, rule=rule)
         self.scheduler.add_request(
             Request(
                 request_id=name,
