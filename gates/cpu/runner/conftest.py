@@ -56,6 +56,22 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
+def windowed(checkpoints_root: Path, settings: Callable[..., None]) -> Callable[..., Any]:
+    """`windowed(window, asynchronous, blocks, **engine)`: toy engine of a model with window and full layers."""
+    from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
+    from gates.cpu.runner.window_toy import window_checkpoint
+
+    settings(EXACT_WINDOW="on")
+
+    def make(window: int, asynchronous: bool = False, blocks: int = 200, **engine: Any) -> Any:
+        folder = window_checkpoint(checkpoints_root, window)
+        values = {"max_num_seqs": 4, **engine}
+        return ToyEngine(vllm_config(folder, async_scheduling=asynchronous, **values), blocks, window=window)
+
+    return make
+
+
+@pytest.fixture
 def forward_state() -> Iterator[Any]:
     """The process's forward state, restored afterwards."""
     from vllm_gaudi.runtime.forward_state import STATE

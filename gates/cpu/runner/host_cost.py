@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host cost of one decode step's block lists, arrays against upstream's Python lists, side by side in one run.
 
-    python -m gates.cpu.runner.host_cost CHECKPOINT [requests] [context]
+    python -m gates.cpu.runner.host_cost [requests] [context]
 
 Prints the two medians' ratio; absolute times depend on the machine and are not reported.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -61,5 +62,7 @@ def measure(checkpoint: Path, requests: int = 16, context: int = 262_144, rounds
 
 
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[2:]]
-    print(json.dumps(measure(Path(sys.argv[1]), *numbers)))
+    from gates.hpusim import checkpoints
+
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measure(checkpoints.make("llama", Path(folder)), *map(int, sys.argv[1:]))))

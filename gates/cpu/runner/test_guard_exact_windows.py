@@ -12,22 +12,6 @@ import random
 import pytest
 
 
-@pytest.fixture
-def windowed(checkpoints_root, settings):
-    """`windowed(window, asynchronous, blocks, **engine)`: toy engine of a model with window and full layers."""
-    from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
-    from gates.cpu.runner.window_toy import window_checkpoint
-
-    settings(EXACT_WINDOW="on")
-
-    def make(window: int, asynchronous: bool = False, blocks: int = 200, **engine):
-        folder = window_checkpoint(checkpoints_root, window)
-        values = {"max_num_seqs": 4, **engine}
-        return ToyEngine(vllm_config(folder, async_scheduling=asynchronous, **values), blocks, window=window)
-
-    return make
-
-
 def _prompt(length: int, seed: int = 0) -> list[int]:
     draw = random.Random(seed)
     return [draw.randrange(16, 200) for _ in range(length)]

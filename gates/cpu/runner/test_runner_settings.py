@@ -36,6 +36,43 @@ def test_refusal_names_variable_value_and_choices(name: str, value: str) -> None
         settings.parse({settings.PREFIX + name: value})
 
 
+@pytest.mark.parametrize("setting", settings.SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("value", ["", "many", "-1", "nan", "-inf", "0x10", "1.5GiB", "on off"])
+def test_what_no_setting_accepts(setting: settings.Setting, value: str) -> None:
+    with pytest.raises(settings.SettingError, match=f"^{setting.variable}='{value}' is not accepted: set it to "):
+        settings.parse({setting.variable: value})
+
+
+@pytest.mark.parametrize("setting", settings.SETTINGS, ids=lambda setting: setting.name)
+def test_zero_turns_off_or_is_refused(setting: settings.Setting) -> None:
+    """Nothing that divides, sizes or counts can be zero."""
+    if setting.parse in (settings._switch, settings._depth) or setting.name == "DECODE_LAYERS_PER_GRAPH":
+        assert getattr(settings.parse({setting.variable: "0"}), setting.name.lower()) in (0, "off")
+        return
+    with pytest.raises(settings.SettingError):
+        settings.parse({setting.variable: "0"})
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "qwen3_moe", "gemma3_text", "gemma4", "gpt_oss", "mixtral"])
+def test_other_models_are_left_to_upstream(model_type: str) -> None:
+    from types import SimpleNamespace
+
+    from vllm_gaudi.runtime import gates
+
+    text = SimpleNamespace(model_type=model_type)
+    config = SimpleNamespace(model_config=SimpleNamespace(hf_config=text, hf_text_config=text))
+    owner = SimpleNamespace(interleaved_sliding_window=True, vllm_config=config)
+    found = (
+        gates.exact_window(owner),
+        gates.long_attention(config),
+        gates.memory_margin(config),
+        gates.run_ahead_depth(config),
+        gates.decode_layers_per_graph(config),
+        gates.prefill_share(config),
+    )
+    assert found == (False, False, False, 0, 1, 1.0)
+
+
 def test_near_miss_is_refused_and_foreign_names_are_not() -> None:
     with pytest.raises(settings.SettingError, match="did you mean VLLM_GAUDI_FRONTIER_EXACT_WINDOW"):
         settings.parse({settings.PREFIX + "EXACT_WINDOWS": "on"})

@@ -17,7 +17,7 @@ def window_checkpoint(root: Path, window: int) -> Path:
     from gates.hpusim import checkpoints
 
     kinds = ["sliding_attention", "full_attention"]
-    small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32}
+    small = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 8192}
     return checkpoints.make("gemma3_text", root, sliding_window=window, layer_types=kinds, **small)
 
 
