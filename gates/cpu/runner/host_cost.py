@@ -30,7 +30,7 @@ class _OneBucket:
         return self._bucket
 
 
-def measure(checkpoint: Path, requests: int = 16, context: int = 262_144, rounds: int = 15) -> dict[str, Any]:
+def measure(checkpoint: Path, requests: int = 16, context: int = 262_144, rounds: int = 41) -> dict[str, Any]:
     """Ratio of the host time of `_create_decode_input_data` with arrays to that with lists."""
     from gates.cpu.runner.toy_engine import ToyEngine, vllm_config
     from vllm_gaudi.extension.defragmentation import OnlineDefragmenter

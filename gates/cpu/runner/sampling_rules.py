@@ -37,16 +37,17 @@ class Rule:
     reproducible: bool = True
     with_grammar: bool = True
 
-    def run(self, vocabulary: int) -> Chooser:
-        return Chooser(self, vocabulary)
+    def run(self, vocabulary: int, prompt: list[int]) -> Chooser:
+        return Chooser(self, vocabulary, prompt)
 
 
 class Chooser:
     """The rule applied to one request, token by token."""
 
-    def __init__(self, rule: Rule, vocabulary: int):
+    def __init__(self, rule: Rule, vocabulary: int, prompt: list[int]):
         self._sampling = rule.sampling
-        self._counts = np.zeros(vocabulary)
+        self._seen = np.zeros(vocabulary, dtype=bool)
+        self._seen[prompt] = True
         self._given = 0
         self._generator = None
         if "seed" in rule.sampling:
@@ -54,14 +55,14 @@ class Chooser:
 
     def pick(self, logits: np.ndarray) -> int:
         """The next token, given a row of logits [vocabulary] fp32."""
-        row = logits.copy()
-        row -= self._sampling.get("frequency_penalty", 0.0) * self._counts
+        penalty = self._sampling.get("repetition_penalty", 1.0)
+        row = np.where(self._seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
         for token, bias in self._sampling.get("logit_bias", {}).items():
             row[token] += bias
         if self._given < self._sampling.get("min_tokens", 0):
             row[self._sampling["stop_token_ids"]] = -np.inf
         token = int(row.argmax()) if self._generator is None else self._draw(row)
-        self._counts[token] += 1
+        self._seen[token] = True
         self._given += 1
         return token
 
@@ -86,7 +87,7 @@ def rules(vocabulary: int) -> list[Rule]:
         Rule("top-k", {"temperature": HOT, "top_k": 1}),
         Rule("top-p", {"temperature": HOT, "top_p": 0.1}, with_grammar=False),
         Rule("top-k of many and top-p", {"temperature": HOT, "top_k": 50, "top_p": 0.1}, with_grammar=False),
-        Rule("frequency penalty", {"frequency_penalty": 6.0}),
+        Rule("repetition penalty", {"repetition_penalty": 5.0}),
         Rule("stop tokens", {"stop_token_ids": stops(vocabulary)}),
         Rule("stop tokens after a minimum", {"stop_token_ids": stops(vocabulary), "min_tokens": 12}),
         Rule("seed", {"temperature": HOT, "seed": 7}, reproducible=False),

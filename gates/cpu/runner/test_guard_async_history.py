@@ -11,7 +11,7 @@ PENALTY = 5.0
 
 
 def penalised(prompt: list[int], count: int, vocabulary: int) -> list[int]:
-    """Greedy answers of the toy model (10 for its token, 5 for the neighbour, 0 else) under a repetition penalty."""
+    """Greedy answers of the toy model (10 for its token, 5 for the neighbour, 0 at most else), penalised."""
     known, answers = list(prompt), []
     for _ in range(count):
         token = next_token(known, vocabulary)

@@ -123,7 +123,7 @@ class Track:
     def expected(self, vocabulary: int, count: int) -> list[int]:
         """The first `count` tokens the request must return."""
         known, answers = list(self.prompt), []
-        chooser = self.rule.run(vocabulary) if self.rule else None
+        chooser = self.rule.run(vocabulary, self.prompt) if self.rule else None
         for _ in range(count):
             seen = known[-self.window :]
             token = next_token(known + seen * self.sliding_groups if self.sliding_groups else seen, vocabulary)
