@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DRAFTS = ROOT / "docs" / "upstream"
+# Found here and not patched: nothing the distribution serves depends on it.
+FINDINGS = {"docs/upstream/transformers-sdpa.md"}
 SECTIONS = ["Symptom", "Evidence", "Idea of the change"]
 
 
@@ -28,7 +30,7 @@ def problems(root: Path) -> list[str]:
     named = forwarded(root)
     drafts = {f"docs/upstream/{path.name}" for path in (root / "docs" / "upstream").glob("*.md")}
     uses = Counter(value for value in named.values() if value.startswith("docs/"))
-    found = [f"{draft}: no patch names it" for draft in sorted(drafts - uses.keys())]
+    found = [f"{draft}: no patch names it" for draft in sorted(drafts - uses.keys() - FINDINGS)]
     found += [f"{draft}: named but not there" for draft in sorted(uses.keys() - drafts)]
     found += [f"{draft}: named by {count} patches" for draft, count in uses.items() if count > 1]
     fixes = forwarded(root, "vllm-gaudi")
