@@ -92,6 +92,7 @@ def test_a_metered_prefill_stays_under_the_plan(tmp_path, monkeypatch):
             "VLLM_MUSE_MOE_CHUNK_MIB": "1",
             "VLLM_MUSE_EXPERT_GROUPS": "1",
             "HPUSIM_FAULT_ATTENTION_WORKSPACE": "oom",
+            "HPUSIM_METERS": "",
         },
         call="gates.cpu.muse.memory_probe:prefill_peak",
         max_model_len=8192,

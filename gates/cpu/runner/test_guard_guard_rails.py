@@ -147,3 +147,18 @@ def test_windowed_kv_needs_exact_windows_the_hybrid_manager_and_plain_caches(fla
         guard_rails.check(_config(cache_config__cache_dtype="fp8_inc"))
     settings(EXACT_WINDOW="off")
     assert not gates.windowed_kv(_config())
+
+
+def test_windowed_kv_is_not_for_torch_compile(flags, settings, monkeypatch) -> None:
+    import habana_frameworks.torch as htorch
+
+    from vllm_gaudi.runtime import gates, guard_rails
+
+    settings()
+    monkeypatch.setattr(htorch.utils.internal, "is_lazy", lambda: False)
+    guard_rails.check(_config())
+    assert not gates.windowed_kv(_config())
+    assert gates.windowed_kv(_config(model_config__enforce_eager=True))
+    settings(WINDOWED_KV="on")
+    with pytest.raises(guard_rails.UnsupportedCombination, match="set PT_HPU_LAZY_MODE=1"):
+        guard_rails.check(_config())

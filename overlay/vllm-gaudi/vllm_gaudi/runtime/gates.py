@@ -49,15 +49,23 @@ def has_exact_windows(vllm_config: Any) -> bool:
     return _switched(settings.current().exact_window, vllm_config) and interleaves_windows(vllm_config)
 
 
+def compiled(vllm_config: Any) -> bool:
+    """Whether layers run through torch.compile rather than in lazy or eager mode."""
+    import habana_frameworks.torch as htorch
+
+    return not htorch.utils.internal.is_lazy() and not getattr(vllm_config.model_config, "enforce_eager", False)
+
+
 def windowed_kv(vllm_config: Any) -> bool:
     """Whether sliding layers keep the blocks of their window alone.
 
-    Off where vLLM's hybrid manager is off; `auto` also where windows are not exact.
+    Off where vLLM's hybrid manager is off; `auto` also where windows are not exact, and under torch.compile, where a
+    layer that looks its metadata up by name is compiled apart from all others.
     """
     if getattr(vllm_config.scheduler_config, "disable_hybrid_kv_cache_manager", False):
         return False
     switch = settings.current().windowed_kv
-    if switch == "auto" and not has_exact_windows(vllm_config):
+    if switch == "auto" and (not has_exact_windows(vllm_config) or compiled(vllm_config)):
         return False
     return _switched(switch, vllm_config) and interleaves_windows(vllm_config)
 

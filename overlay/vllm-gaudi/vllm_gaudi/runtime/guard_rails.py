@@ -61,6 +61,8 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
     if gates.windowed_kv(vllm_config):
         if not windows:
             found.append(("windowed KV without exact windows", f"set {settings.variable('exact_window')}=on"))
+        if gates.compiled(vllm_config):
+            found.append(("windowed KV under torch.compile", "set PT_HPU_LAZY_MODE=1"))
         if _dynamic_scales(vllm_config):
             found.append(("windowed KV with dynamic FP8 scales", "unset VLLM_DYNAMIC_KV_QUANT"))
     elif settings.current().windowed_kv == "on" and gates.interleaves_windows(vllm_config):
