@@ -3,7 +3,8 @@
 
 A response template may spell a delimiter as a regex even where it means a few fixed strings. The grammar, the end of
 reasoning and the flushing of a cut closer need those strings; the incremental argument parser needs a tag pattern cut
-at its groups. Everything here answers None when the pattern does not allow a certain answer.
+at its groups. Everything here answers None when the pattern does not allow a certain answer. Patterns are taken apart
+with CPython's own `re` parser, so what one means is never guessed from its spelling.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ else:
     import sre_parse as sre_parser
 
 MAX_EXPANSIONS = 64
+MAX_REPEATS = 4
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,19 @@ class Expansion:
 
 def expand(pattern: str) -> tuple[Expansion, ...] | None:
     """Every string `pattern` matches, in the order the pattern prefers them; None unless it is a finite choice of at
-    most MAX_EXPANSIONS literals made of groups, `|`, `?`, a leading `^` and a final lookahead."""
+    most MAX_EXPANSIONS literals made of groups, `|`, a few repeats, a leading `^` and a final lookahead."""
     try:
         parsed = sre_parser.parse(pattern)
     except (sre.error, OverflowError, RecursionError):
         return None
     if parsed.state.flags & (sre.SRE_FLAG_IGNORECASE | sre.SRE_FLAG_VERBOSE | sre.SRE_FLAG_MULTILINE):
         return None
-    found = _sequence(list(parsed))
+    return expand_nodes(list(parsed))
+
+
+def expand_nodes(nodes: list) -> tuple[Expansion, ...] | None:
+    """`expand` for the nodes of a parsed pattern."""
+    found = _sequence(nodes)
     return None if found is None else tuple(dict.fromkeys(found))
 
 
@@ -88,13 +95,12 @@ def _node(node: tuple) -> list[Expansion] | None:
         return None if any(branch is None for branch in branches) else [item for branch in branches for item in branch]
     if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
         low, high, body = arg
-        if (low, high) != (0, 1):
+        if high is sre.MAXREPEAT or high > MAX_REPEATS:
             return None
-        once = _sequence(list(body))
-        if once is None:
+        runs = [_sequence(list(body) * count) for count in range(low, high + 1)]
+        if any(run is None for run in runs):
             return None
-        absent = [Expansion("")]
-        return once + absent if op is sre.MAX_REPEAT else absent + once
+        return [item for run in (reversed(runs) if op is sre.MAX_REPEAT else runs) for item in run]
     if op is sre.ASSERT and arg[0] == 1:
         inside = _sequence(list(arg[1]))
         if inside is None or any(item.at_start or item.ahead or not item.text for item in inside):

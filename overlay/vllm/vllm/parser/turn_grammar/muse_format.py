@@ -23,6 +23,7 @@ _PARAMETER = ParameterSyntax(
 
 _CALL = CallSyntax(
     before=r" to=",
+    begins=(" to=",),
     after=r"<\|message\|>",
     name=r"[A-Za-z0-9_.\-]+",
     name_class=None,
@@ -43,4 +44,5 @@ MUSE = TurnFormat(
     reserved=(START, MESSAGE, END_MESSAGE, END_TURN),
     preambles=(((" to=commentary<|message|>", " to=user<|message|>"), (NEXT_MESSAGE,)),),
     always_thinks=False,
+    anchor_texts=(ANCHOR,),
 )

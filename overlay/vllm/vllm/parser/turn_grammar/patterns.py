@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the regular expressions of a response template as grammar.
 
-Patterns are taken apart with CPython's own `re` parser, so what a pattern means is never
-guessed from its spelling. Every function raises `NotGrammar` for a construct that has no
-counterpart in a grammar (back references, look-around other than the value terminator).
+Every function raises `NotGrammar` for a construct that has no counterpart in a grammar (back references, look-around
+other than the value terminator).
 """
 
 from __future__ import annotations
 
 import re
-from re import _constants as C  # type: ignore[attr-defined]
-from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
+from vllm.parser.chat_format.patterns import expand_nodes, sre_parser
+from vllm.parser.chat_format.patterns import sre as C
 from vllm.parser.turn_grammar.formats import NotGrammar
 
-MAX_FORMS = 64
 Node = tuple[Any, Any]
 
 _CATEGORIES = {
@@ -32,44 +30,26 @@ _REPEATS = (C.MAX_REPEAT, C.MIN_REPEAT)
 def nodes(pattern: str) -> list[Node]:
     """Top-level nodes of `pattern`, compiled with DOTALL as templates are."""
     try:
-        return list(_parser.parse(pattern, re.DOTALL))
+        return list(sre_parser.parse(pattern, re.DOTALL))
     except (re.error, RecursionError, OverflowError) as error:
         raise NotGrammar(f"pattern {pattern!r}: {error}") from error
 
 
 def literal_forms(items: list[Node]) -> list[str]:
-    """All strings `items` can match, at most MAX_FORMS, in order of preference."""
-    forms = [""]
-    for op, arg in items:
-        forms = [head + tail for head in forms for tail in _forms(op, arg)]
-        if len(forms) > MAX_FORMS:
-            raise NotGrammar(f"more than {MAX_FORMS} literal spellings")
-    return list(dict.fromkeys(forms))
+    """All strings `items` can match, in order of preference."""
+    plain, ahead = split_lookahead(items)
+    if ahead:
+        raise NotGrammar("a look-ahead is not a literal spelling")
+    return plain
 
 
-def _forms(op: Any, arg: Any) -> list[str]:
-    if op is C.LITERAL:
-        return [chr(arg)]
-    if op is C.AT and arg in (C.AT_BEGINNING, C.AT_BEGINNING_STRING):
-        return [""]
-    if op is C.SUBPATTERN:
-        return literal_forms(list(arg[3]))
-    if op is C.BRANCH:
-        return [form for branch in arg[1] for form in literal_forms(list(branch))]
-    if op is C.IN and all(kind is C.LITERAL for kind, _ in arg):
-        return [chr(code) for _, code in arg]
-    if op in _REPEATS and arg[1] is not C.MAXREPEAT and arg[1] <= 4:
-        once = literal_forms(list(arg[2]))
-        forms: list[str] = []
-        for count in range(arg[0], arg[1] + 1):
-            runs = [""]
-            for _ in range(count):
-                runs = [run + form for run in runs for form in once]
-            forms += runs
-            if len(forms) > MAX_FORMS:
-                raise NotGrammar(f"more than {MAX_FORMS} literal spellings")
-        return forms
-    raise NotGrammar(f"{op} is not a literal spelling")
+def split_lookahead(items: list[Node]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Split a terminator into (closing literals, [(literal, what must follow)])."""
+    found = expand_nodes(items)
+    if found is None:
+        raise NotGrammar("not a few literal spellings")
+    plain = dict.fromkeys(form.text for form in found if not form.ahead)
+    return list(plain), [(form.text, form.ahead) for form in found if form.ahead]
 
 
 def escape(value: str) -> str:
@@ -163,28 +143,3 @@ def is_lazy_text(items: list[Node]) -> bool:
     return (
         len(items) == 1 and items[0][0] is C.MIN_REPEAT and len(items[0][1][2]) == 1 and items[0][1][2][0][0] is C.ANY
     )
-
-
-def split_lookahead(items: list[Node]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Split a value terminator into (closing literals, [(literal, what must follow)])."""
-    plain: list[str] = []
-    ahead: list[tuple[str, str]] = []
-    heads: list[str] = [""]
-    for position, (op, arg) in enumerate(items):
-        if op is C.SUBPATTERN and arg[0] is None and not arg[1] and not arg[2]:
-            inner = split_lookahead(list(arg[3]) + items[position + 1 :])
-        elif op is C.BRANCH:
-            inner = ([], [])
-            for branch in arg[1]:
-                part = split_lookahead(list(branch) + items[position + 1 :])
-                inner[0].extend(part[0])
-                inner[1].extend(part[1])
-        elif op is C.ASSERT and arg[0] == 1 and position == len(items) - 1:
-            inner = ([], [("", form) for form in literal_forms(list(arg[1]))])
-        else:
-            heads = [head + form for head in heads for form in _forms(op, arg)]
-            continue
-        plain = [head + form for head in heads for form in inner[0]]
-        ahead = [(head + form, follow) for head in heads for form, follow in inner[1]]
-        return plain, ahead
-    return heads, []

@@ -6,25 +6,23 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.wire_format import TurnFormat
 
-PromptState = Literal["fresh", "open_thinking", "open_answer", "inside", "no_anchor"]
+PromptState = Literal["fresh", "cut", "open_thinking", "open_answer", "inside", "no_anchor"]
 
 
 def prompt_state(turn: TurnFormat, prompt: str) -> PromptState:
     """State after the last start anchor of `prompt`.
 
     Returns:
-        fresh: the anchor ends the prompt. open_thinking, open_answer: the region's opener
-        follows and its closer does not. inside: anything else follows (an open call, a marker
-        cut in two). no_anchor: the prompt holds none.
+        fresh: the anchor ends the prompt. cut: the first characters of an opener follow.
+        open_thinking, open_answer: the region's opener follows and its closer does not.
+        inside: anything else follows (an open call). no_anchor: the prompt holds none.
     """
-    end = -1
-    for match in re.finditer(turn.anchors, prompt):
-        end = match.end()
-    if end < 0:
+    rest = written_after_anchor(turn, prompt)
+    if rest is None:
         return "no_anchor"
-    rest = prompt[end:]
     if not rest:
         return "fresh"
     for region, state in ((turn.thinking, "open_thinking"), (turn.answer, "open_answer")):
@@ -35,4 +33,16 @@ def prompt_state(turn: TurnFormat, prompt: str) -> PromptState:
             body = rest.removeprefix(opener)
             if body != rest and not any(closer in body for closer in closers):
                 return state  # type: ignore[return-value]
-    return "inside"
+    try:
+        turn.first_message(rest)
+    except NotGrammar:
+        return "inside"
+    return "cut"
+
+
+def written_after_anchor(turn: TurnFormat, prompt: str) -> str | None:
+    """What `prompt` already holds of the message behind its last start anchor; None without an anchor."""
+    end = None
+    for match in re.finditer(turn.anchors, prompt):
+        end = match.end()
+    return None if end is None else prompt[end:]

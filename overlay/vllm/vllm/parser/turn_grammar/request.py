@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.limits import check_tools
-from vllm.parser.turn_grammar.prompt_state import PromptState, prompt_state
+from vllm.parser.turn_grammar.prompt_state import PromptState, prompt_state, written_after_anchor
 from vllm.parser.turn_grammar.structured import answer_body, constraint_of
 from vllm.parser.turn_grammar.thinking import Thinking
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
@@ -72,8 +72,11 @@ def constrain_request(
     choice = tool_choice(request, tools)
     allowed = serving.tool_parser and choice.mode != "none" and bool(tools) and (choice.forced or serving.auto_tools)
     state = prompt_state(turn, prompt)
-    if choice.forced and (not allowed or turn.call is None or state in ("open_answer", "inside")):
-        _cannot_force(choice)
+    if choice.forced and (reason := _obstacle(turn, tools, serving, state)):
+        raise VLLMValidationError(
+            f"response_template parsing cannot guarantee {choice.mode} tool choice for this request: {reason}",
+            parameter="tool_choice",
+        )
     if allowed:
         check_tools([(tool.name, tool.parameters) for tool in tools])
         _check_spelling(turn, tools)
@@ -107,6 +110,7 @@ def constrain_request(
         body=body,
         parallel=choice.mode != "named" and getattr(request, "parallel_tool_calls", None) is not False,
         open_answer=state == "open_answer",
+        written=written_after_anchor(turn, prompt) if state in ("fresh", "cut") else None,
     )
     try:
         text = tag_text(turn, rules)
@@ -178,13 +182,20 @@ def _callable(tools: list[Tool], choice: Choice) -> tuple[Tool, ...]:
     return tuple(tool for tool in tools if choice.name in (None, tool.name))
 
 
-def _cannot_force(choice: Choice) -> None:
-    raise VLLMValidationError(
-        f"response_template parsing cannot guarantee {choice.mode} tool choice for this "
-        "request: the prompt already opened an answer or no tool can be called; use "
-        "tool_choice='auto'",
-        parameter="tool_choice",
-    )
+def _obstacle(turn: TurnFormat, tools: list[Tool], serving: Serving, state: PromptState) -> str | None:
+    """Why no call can be forced, and what to do; None if one can."""
+    if not serving.tool_parser:
+        return (
+            "the server parses no tool calls; start it with --enable-auto-tool-choice and "
+            f"--tool-call-parser {turn.label}"
+        )
+    if not tools:
+        return "it has no function tools; send some in `tools`"
+    if turn.call is None:
+        return "the model's response template has no tool calls; use tool_choice='none'"
+    if state in ("open_answer", "inside"):
+        return "the prompt already opened an answer or a call; use tool_choice='auto'"
+    return None
 
 
 def _check_spelling(turn: TurnFormat, tools: list[Tool]) -> None:
@@ -215,7 +226,7 @@ def _lead(
     """(thinking, whether the engine must be told to start the grammar at the first token: behind an open answer it
     knows from the prompt), None for no grammar."""
     optional: Thinking = "optional_empty" if (kwargs or {}).get("enable_thinking") is False else "optional"
-    if state == "fresh":
+    if state in ("fresh", "cut"):
         return ("required" if turn.always_thinks and optional == "optional" else optional), True
     if state == "open_answer":
         return "none", False

@@ -28,6 +28,7 @@ def turn_format(template: Mapping[str, Any], label: str = "beam") -> TurnFormat:
         thinking=None if thinking is None else _region("thinking", thinking),
         answer=None if answer is None else _region("content", answer),
         call=None if calls is None else _call(calls, template),
+        anchor_texts=_literals(patterns.nodes(_anchors(template))),
     )
 
 
@@ -35,6 +36,14 @@ def _anchors(template: Mapping[str, Any]) -> str:
     if (pattern := template.get("start_anchor_pattern")) is not None:
         return pattern
     return "|".join(re.escape(anchor) for anchor in _listed(template["start_anchor"]))
+
+
+def _literals(items: list[patterns.Node]) -> tuple[str, ...]:
+    """All strings `items` can match; empty if they are not a few literals."""
+    try:
+        return tuple(patterns.literal_forms(items))
+    except NotGrammar:
+        return ()
 
 
 def _listed(value: Any) -> tuple[str, ...]:
@@ -70,6 +79,7 @@ def _call(field: Mapping[str, Any], template: Mapping[str, Any]) -> CallSyntax:
     closers = _spellings("tool_calls", field, "close")
     return CallSyntax(
         before=patterns.render(items[:index]),
+        begins=_literals(items[:index]),
         after=patterns.render(items[index + 1 :]),
         name=patterns.render(name),
         name_class=excluded,

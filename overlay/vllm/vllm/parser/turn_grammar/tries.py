@@ -15,14 +15,15 @@ Trie = dict[str, "Trie"]
 
 
 def trie(words: Iterable[str]) -> tuple[Trie, set[str]]:
-    """The prefix tree of `words` and the set of words."""
+    """The prefix tree of `words`, in their order, and the set of words. The tag text is a cache key, in two processes:
+    it must not follow the order of a set."""
     root: Trie = {}
-    kept = set(words)
-    for word in kept:
+    listed = list(words)
+    for word in listed:
         node = root
         for char in word:
             node = node.setdefault(char, {})
-    return root, kept
+    return root, set(listed)
 
 
 def first_text(forbidden: Iterable[str]) -> str:

@@ -39,6 +39,8 @@ class TurnRules:
         body: format of the answer's text; None for any text.
         parallel: admit more than one call.
         open_answer: the prompt already opened the answer; only its rest follows.
+        written: what the prompt wrote behind the start anchor of the message, the first characters of an opener or
+            nothing; None where the turn is not at the start of a message.
     """
 
     thinking: Thinking = "required"
@@ -49,6 +51,7 @@ class TurnRules:
     body: f.Format | None = None
     parallel: bool = True
     open_answer: bool = False
+    written: str | None = None
     free: frozenset[str] = field(default_factory=frozenset)
 
 
@@ -60,26 +63,55 @@ def turn_tag(turn: TurnFormat, rules: TurnRules) -> dict[str, Any]:
     """
     if rules.open_answer:
         return f.structural_tag(_answer_rest(turn, rules.body))
+    first = turn if rules.written is None else turn.first_message(rules.written)
+    if first != turn:
+        return f.structural_tag(_from_first(turn, first, rules))
+    lead = _thinking(turn, rules)
+    if rules.thinking.startswith("optional"):
+        lead = f.opt(lead)
+    return f.structural_tag(f.seq(lead, *map(f.opt, _preambles(turn, rules)), _end(turn, turn, rules)))
+
+
+def _from_first(turn: TurnFormat, first: TurnFormat, rules: TurnRules) -> f.Format:
+    """A turn whose first message is spelled as in `first`, whichever message it is."""
+    begun = _preambles(first, rules)
+    later = list(map(f.opt, _preambles(turn, rules)))
+    choices = []
+    if (lead := _thinking(first, rules)) != f.NOTHING:
+        choices.append(f.seq(lead, *later, _end(turn, turn, rules)))
+    if not choices or rules.thinking != "required":
+        choices += [f.seq(message, *later, _end(turn, turn, rules)) for message in begun]
+        if first.call is not None or first.answer is not None:
+            choices.append(_end(first, turn, rules))
+    return f.alt(*choices)
+
+
+def _thinking(turn: TurnFormat, rules: TurnRules) -> f.Format:
+    if turn.thinking is None or rules.thinking == "none":
+        return f.NOTHING
+    return thinking(turn, rules.thinking, budget=rules.budget)
+
+
+def _preambles(turn: TurnFormat, rules: TurnRules) -> list[f.Format]:
+    """A visible message may lead to calls; before an answer with a fixed body it may not."""
+    if rules.body is not None or not rules.answer:
+        return []
+    return [
+        f.seq(f.any_of(openers), f.text(_reserved(turn, closers)), f.any_of(closers))
+        for openers, closers in turn.preambles
+    ]
+
+
+def _end(first: TurnFormat, turn: TurnFormat, rules: TurnRules) -> f.Format:
+    """Calls or the answer, the first of them spelled as in `first`."""
     choices: list[f.Format] = []
-    if rules.tools or rules.other_tools:
-        choices.append(_calls(turn, rules))
-    if rules.answer:
-        choices.append(_answer(turn, rules.body))
+    if (rules.tools or rules.other_tools) and (first.call is not None or first is turn):
+        choices.append(_calls(first, turn, rules))
+    if rules.answer and (first.answer is not None or first is turn):
+        choices.append(_answer(first, rules.body))
     if not choices:
         raise NotGrammar("the turn may hold neither an answer nor a call")
-    return f.structural_tag(f.seq(_lead(turn, rules), f.alt(*choices)))
-
-
-def _lead(turn: TurnFormat, rules: TurnRules) -> f.Format:
-    parts = []
-    if turn.thinking is not None and rules.thinking != "none":
-        block = thinking(turn, rules.thinking, budget=rules.budget)
-        parts.append(f.opt(block) if rules.thinking.startswith("optional") else block)
-    # A visible message may lead to calls; before an answer with a fixed body it may not.
-    if rules.body is None and rules.answer:
-        for openers, closers in turn.preambles:
-            parts.append(f.opt(f.seq(f.any_of(openers), f.text(_reserved(turn, closers)), f.any_of(closers))))
-    return f.seq(*parts)
+    return f.alt(*choices)
 
 
 def _reserved(turn: TurnFormat, closers: Sequence[str]) -> tuple[str, ...]:
@@ -105,20 +137,22 @@ def answer_delimiters(turn: TurnFormat) -> tuple[str, ...]:
     return () if turn.answer is None else _reserved(turn, turn.answer[1])
 
 
-def _calls(turn: TurnFormat, rules: TurnRules) -> f.Format:
-    syntax = turn.call
-    if syntax is None:
+def _calls(first: TurnFormat, turn: TurnFormat, rules: TurnRules) -> f.Format:
+    if first.call is None or turn.call is None:
         raise NotGrammar("the format has no tool calls")
+    more = f.NOTHING
+    if rules.parallel and turn.call.separators:
+        more = f.star(f.seq(f.any_of(turn.call.separators), _one_call(turn, turn.call, rules)))
+    return f.seq(_one_call(turn, first.call, rules), more, f.opt(f.any_of(turn.call.closers)))
+
+
+def _one_call(turn: TurnFormat, syntax: CallSyntax, rules: TurnRules) -> f.Format:
     one = [_call(syntax, tool, _arguments(turn, syntax, tool, rules)) for tool in rules.tools]
     if rules.other_tools:
         header = _other_header(syntax, [tool.name for tool in rules.tools])
         if header is not None:
             one.append(f.seq(header, free_arguments(syntax, turn.reserved)))
-    call = f.alt(*one)
-    more = f.NOTHING
-    if rules.parallel and syntax.separators:
-        more = f.star(f.seq(f.any_of(syntax.separators), call))
-    return f.seq(call, more, f.opt(f.any_of(syntax.closers)))
+    return f.alt(*one)
 
 
 def _arguments(turn: TurnFormat, syntax: CallSyntax, tool: Tool, rules: TurnRules) -> f.Format:

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.patterns import escape
 
 logger = init_logger(__name__)
 
@@ -46,6 +47,7 @@ class CallSyntax:
 
     Attributes:
         before, after: xgrammar regexes around the name in the header.
+        begins: every spelling of the text before the name; empty when they are not a few literals.
         name: regex of a spellable name.
         name_class: members of the negated class a name consists of; None when names are
             not one negated class, and then unlisted names cannot be admitted.
@@ -65,6 +67,7 @@ class CallSyntax:
     body_begin: str = ""
     body_end: str = ""
     doubled: bool = False
+    begins: tuple[str, ...] = ()
 
     def spells(self, name: str) -> bool:
         return re.fullmatch(self.name, name, re.DOTALL) is not None
@@ -83,6 +86,7 @@ class TurnFormat:
         reserved: literals free text may never hold beside its own closers.
         preambles: (openers, closers) of visible messages that may precede a call or answer.
         always_thinks: a fresh turn must begin with thinking.
+        anchor_texts: the anchors as literals, where they are a few.
     """
 
     label: str
@@ -93,6 +97,44 @@ class TurnFormat:
     reserved: tuple[str, ...] = ()
     preambles: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     always_thinks: bool = True
+    anchor_texts: tuple[str, ...] = ()
+
+    def first_message(self, written: str) -> TurnFormat:
+        """The format of a turn's first message behind a start anchor and `written`, the first characters of an opener
+        (possibly none): openers without what the prompt wrote of them. An opener that repeats the anchor may also be
+        continued from behind it, where the parser still finds it.
+
+        Raises:
+            NotGrammar: no opener begins that way.
+        """
+
+        def rests(forms: tuple[str, ...]) -> tuple[str, ...]:
+            behind = [form.removeprefix(anchor) for form in forms for anchor in self.anchor_texts]
+            found = [rest for rest in behind if any(rest[start:] in forms for start in range(len(rest)))]
+            begun = [form for form in (*forms, *found) if form.startswith(written)]
+            return tuple(dict.fromkeys(form[len(written) :] for form in begun))
+
+        def region(pair: tuple[tuple[str, ...], tuple[str, ...]] | None):
+            openers = tuple(filter(None, rests(pair[0]))) if pair is not None else ()
+            return (openers, pair[1]) if pair is not None and openers else None
+
+        call = self.call
+        if call is not None and (begins := rests(call.begins)) != call.begins:
+            spelled = f"(?:{'|'.join(map(escape, begins))})" if any(begins) else ""
+            call = replace(call, before=spelled, begins=begins) if begins else None
+        elif written:
+            call = None
+        begun = [region(pair) for pair in self.preambles]
+        first = replace(
+            self,
+            thinking=region(self.thinking),
+            answer=region(self.answer),
+            call=call,
+            preambles=tuple(pair for pair in begun if pair is not None),
+        )
+        if first.thinking is None and first.answer is None and first.call is None:
+            raise NotGrammar(f"no opener begins with {written!r}")
+        return first
 
     def prompt_is_fresh(self, prompt: str) -> bool:
         """True when the prompt ends with a start anchor: the model begins a new message."""
