@@ -26,33 +26,49 @@ SIZES = {"1 KB": 1 << 10, "64 KB": 1 << 16, "1 MB": 1 << 20}
 LINE = 'for row in table: total += row["amount"] * rate  # "x" \\ y <b>\n'
 
 
+PROSE = "Let me weigh both options before I answer; the first is simpler, the second faster. "
+ROW = '{"id": 12345, "name": "x y", "tags": ["a", "b"], "ratio": 0.25}, '
+
+
+def beam_call(tool, **values):
+    tags = [f'<rfl:parameter name="{key}">\n{value}\n</rfl:parameter>' for key, value in values.items()]
+    return f" to={tool}<|channel|>analysis <|constrain|>xml<|message|>" + "\n".join(tags)
+
+
+def muse_call(tool, **values):
+    tags = "".join(f'<atem:parameter name="{key}">{value}</atem:parameter>\n' for key, value in values.items())
+    begin = f'<atem:function_calls>\n<atem:invoke name="{tool}">\n'
+    return f" to={tool}<|message|>{begin}{tags}</atem:invoke>\n</atem:function_calls>"
+
+
+# Opener of thinking, what follows a message, opener of the answer, end of a turn, one call.
+FORMS = {
+    "beam": (
+        "<|channel|>analysis<|message|>",
+        "<|end|><|start|>assistant",
+        "<|channel|>final<|message|>",
+        "<|call|>",
+        beam_call,
+    ),
+    "muse": (" to=self<|message|>", "<|eom|><|start|>assistant", " to=user<|message|>", "<|eot|>", muse_call),
+}
+
+
 def outputs():
     """(format, name, text) of each output; the last shape is repeated at growing sizes."""
-    prose = "Let me weigh both options before I answer; the first is simpler, the second faster. "
-    thinking = {
-        "beam": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
-        "muse": (" to=self<|message|>", "<|eom|><|start|>assistant"),
-    }
-    answer = {"beam": "<|channel|>final<|message|>", "muse": " to=user<|message|>"}
-    call = {
-        "beam": (
-            " to=write_file<|channel|>analysis <|constrain|>xml<|message|>"
-            '<rfl:parameter name="path">\na.py\n</rfl:parameter>\n'
-            '<rfl:parameter name="content">\n',
-            "\n</rfl:parameter><|call|>",
-        ),
-        "muse": (
-            ' to=write_file<|message|><atem:function_calls>\n<atem:invoke name="write_file">\n'
-            '<atem:parameter name="path">a.py</atem:parameter>\n<atem:parameter name="content">',
-            "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>",
-        ),
-    }
-    for model in ("beam", "muse"):
-        opener, closer = thinking[model]
-        yield model, "thinking and answer, 8 KB", opener + prose * 70 + closer + answer[model] + prose * 30
+    for model, (thinking, following, answer, end, call) in FORMS.items():
+        lead = f"{thinking}t{following}"
+        yield model, "reasoning, 16 KB", f"{thinking}{PROSE * 190}{following}{answer}x"
+        yield model, "content, 16 KB", lead + answer + PROSE * 190
+        rows = f'{{"rows": [{ROW * 250}0]}}'
+        yield model, "object argument, 16 KB", lead + call("search", filters=rows) + end
+        numbers = [call("set_alarm", hour=n % 24, ratio=n / 8) for n in range(100)]
+        yield model, "numbers, 100 calls", lead + following.join(numbers) + end
+        small = [call("get_weather", city=f"City {n}", days=n % 9) for n in range(100)]
+        yield model, "small calls, 100", lead + following.join(small) + end
         for name, size in SIZES.items():
-            head, end = call[model]
-            yield model, f"argument, {name}", opener + "t" + closer + head + LINE * (size // len(LINE)) + end
+            text = LINE * (size // len(LINE))
+            yield model, f"string argument, {name}", lead + call("write_file", path="a.py", content=text) + end
 
 
 class ChunkTokenizer:
@@ -82,7 +98,8 @@ class ChunkTokenizer:
 
 
 def work(skip: str | None) -> None:
-    """Time every output once per line read from stdin; answer with seconds per token by name."""
+    """Time every output once per line read from stdin; answer with seconds per token and share of tokens
+    that had something sent, by name."""
     from parser_turns import parser_class, recorded, request_for
 
     data = {"beam": recorded("beam_parse"), "muse": recorded("muse_parse")}
@@ -106,12 +123,14 @@ def work(skip: str | None) -> None:
             gc.freeze()
             for _ in range(5 if len(pairs) < 5000 else 1):
                 parser = parser_class(options)(tokenizer, request.tools)
+                sent = 0
                 start = time.process_time()
                 for chunk, ids in pairs:
-                    parser.parse_delta(chunk, ids, request, prompt, finished=False)
-                parser.parse_delta("", [], request, prompt, finished=True)
+                    sent += parser.parse_delta(chunk, ids, request, prompt, finished=False) is not None
+                sent += parser.parse_delta("", [], request, prompt, finished=True) is not None
                 seconds = (time.process_time() - start) / len(pairs)
-                times[f"{model}: {name}"] = min(seconds, times.get(f"{model}: {name}", seconds))
+                best = times.get(f"{model}: {name}", [seconds])[0]
+                times[f"{model}: {name}"] = [min(seconds, best), 100 * sent / len(pairs)]
             gc.unfreeze()
         print(json.dumps(times), flush=True)
 
@@ -124,7 +143,7 @@ def start(tree: str | None, skip: str | None) -> subprocess.Popen:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def ask(process: subprocess.Popen) -> dict[str, float]:
+def ask(process: subprocess.Popen) -> dict[str, list[float]]:
     process.stdin.write("go\n")
     process.stdin.flush()
     for line in process.stdout:
@@ -148,20 +167,25 @@ def main() -> None:
         parser.error("--reference DIR is needed: an unpacked vLLM 0.33.0")
     ours, reference = start(args.tree, None), start(args.reference, args.skip)
     best: list[dict[str, float]] = [{}, {}]
+    sent: list[dict[str, float]] = [{}, {}]
     for _ in range(args.rounds):
         for index, process in enumerate((ours, reference)):
-            for name, seconds in ask(process).items():
+            for name, (seconds, share) in ask(process).items():
                 best[index][name] = min(seconds, best[index].get(name, seconds))
+                sent[index][name] = share
     for process in (ours, reference):
         process.stdin.close()
         process.wait(60)
-    print("cost per streamed token, ours / vLLM 0.33.0 (at most 0.50 is the goal)")
+    print("cost per streamed token, the end of the turn included, ours / vLLM 0.33.0 (at most 0.50 is the goal),")
+    print("and the tokens of a hundred that had something sent: ours, vLLM 0.33.0's")
     for name, seconds in best[0].items():
         against = f"{seconds / best[1][name]:6.2f}" if name in best[1] else "     -"
-        print(f"  {name:34} {against}")
+        theirs = f"{sent[1][name]:6.1f}" if name in sent[1] else "     -"
+        print(f"  {name:34} {against}   {sent[0][name]:6.1f} {theirs}")
     print("growth of our cost per token from the 1 KB to the 1 MB argument (1.00 is linear)")
-    for model in ("beam", "muse"):
-        print(f"  {model:34} {best[0][f'{model}: argument, 1 MB'] / best[0][f'{model}: argument, 1 KB']:6.2f}")
+    for model in FORMS:
+        small, large = (best[0][f"{model}: string argument, {size}"] for size in ("1 KB", "1 MB"))
+        print(f"  {model:34} {large / small:6.2f}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from parser_turns import recorded
 from vllm.parser.chat_format.muse_turn import MuseTurn
 from vllm.parser.chat_format.template import load_served_template
-from vllm.parser.chat_format.turn import TemplateTurn, TurnMode, TurnPiece, tool_properties
+from vllm.parser.chat_format.turn import TemplateTurn, tool_properties
+from vllm.parser.chat_format.turn_piece import TurnMode, TurnPiece
 
 _BEAM, _MUSE = recorded("beam_parse"), recorded("muse_parse")
 TOOLS = _BEAM["tools"]
@@ -33,11 +34,11 @@ _MUSE_PIECES = [
     "<|eot|>", "<|eom|>", "<|start|>", "<|message|>", "<atem:function_calls>\n",
     '<atem:invoke name="get_weather.get_weather">\n', '<atem:invoke name="search">', '<atem:parameter name="city">',
     "</atem:parameter>\n", '<atem:parameter name="days">', '<atem:parameter name="filters">', "</atem:invoke>\n",
-    "</atem:function_calls>", " to=", "to",
+    "</atem:function_calls>", " to=", "to", "to=user<|message|>", "to=noop<|message|>",
 ]  # fmt: skip
 _WORDS = [
     "a", " ", "\n", "t", "3", "7.0", "true", "null", "Non", '{"a": [1, "x"]}', '{"a": NaN}', "<", "<|", "é", "🤔",
-    '"', "\\", "\x07", "\ud800", "NaN", "-", "1e999",
+    '"', "\\", "\x07", "\ud800", "NaN", "-", "1e999", "1" * 400, "9" * 5000,
 ]  # fmt: skip
 
 

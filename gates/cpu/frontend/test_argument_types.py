@@ -114,3 +114,22 @@ def test_escaping_is_by_character(text, at):
     assert json_text.string_body(text[:at]) + json_text.string_body(text[at:]) == whole
     whole.encode()
     assert json.loads(f'"{whole}"').encode("utf-16", "surrogatepass") == text.encode("utf-16", "surrogatepass")
+
+
+@pytest.mark.parametrize("schema", [{"type": "string", "nullable": True}, {"type": ["string", "null"]}])
+@pytest.mark.parametrize(
+    ("text", "value"), [("null", None), ("nullx", "nullx"), ("12", "12"), ("", ""), ("None", "None")]
+)
+def test_muse_strings_that_may_be_null(schema, text, value):
+    """Two ways to say the same in a schema are one type: `null` is null, anything else the text."""
+    conversion = JsonConversion(schema_types(schema))
+    assert json.loads(conversion.value(text)) == value
+
+
+@pytest.mark.parametrize("text", ["1" * 400, "-" + "1" * 400, "9" * 5000, "1e400", "[" + "1" * 400 + "]"])
+@pytest.mark.parametrize("names", ["string integer", "string number", "string array", "integer", "number", ""])
+def test_numbers_beyond_every_float(text, names):
+    """An integer of 400 digits is JSON, but no float; no such number may raise."""
+    types = tuple(names.split())
+    for conversion in (JsonConversion(types), SchemaConversion(types)):
+        assert json.loads(conversion.value(text)) in (text, json.loads(text) if len(text) < 4000 else text)

@@ -8,7 +8,7 @@ from parser_texts import FORMATS, TEMPLATES, joined, read, reader
 from vllm.parser.chat_format import muse_call, muse_turn, scanning
 from vllm.parser.chat_format.delimiters import Delimiter
 from vllm.parser.chat_format.tags import TagPattern
-from vllm.parser.chat_format.turn import TurnMode
+from vllm.parser.chat_format.turn_piece import TurnMode
 
 SMALL, LARGE, CHUNK = 1 << 12, 1 << 20, 16
 CALL = "<|channel|>analysis <|constrain|>xml<|message|>"

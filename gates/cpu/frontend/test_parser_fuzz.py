@@ -14,7 +14,7 @@ import parser_texts
 import pytest
 from parser_texts import FORMATS, PROMPTS, is_json, joined, read
 from test_parser_cost import CountingPattern, counted  # noqa: F401
-from vllm.parser.chat_format.turn import TurnMode
+from vllm.parser.chat_format.turn_piece import TurnMode
 
 SECONDS = float(os.environ.get("PARSER_FUZZ_SECONDS", "60"))
 # Far above any real cost; a quadratic case passes it at 64 KB.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parser_texts import FORMATS, PROPERTIES, TEMPLATES, cuts, is_json, joined, outputs, read
 from vllm.parser.chat_format.muse_turn import MARKERS
-from vllm.parser.chat_format.turn import TurnMode
+from vllm.parser.chat_format.turn_piece import TurnMode
 
 WHOLE = TurnMode(fragments=False)
 EXAMPLES = settings(max_examples=150, deadline=None)

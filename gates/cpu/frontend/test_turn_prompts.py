@@ -10,7 +10,7 @@ from parser_texts import FORMATS, joined, read
 from parser_turns import parser_class, recorded, request_for
 from toy_tokenizer import ToyTokenizer
 from vllm.parser.chat_format.prompt_text import tail_with
-from vllm.parser.chat_format.turn import TurnMode
+from vllm.parser.chat_format.turn_piece import TurnMode
 
 BEAM, MUSE = recorded("beam_parse"), recorded("muse_parse")
 CALL = "<|channel|>analysis <|constrain|>xml<|message|>"

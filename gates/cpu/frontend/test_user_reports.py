@@ -3,11 +3,14 @@
 
 import json
 
+import chat_serving
 import pytest
 from parser_texts import joined, read
 from parser_turns import full, join, recorded, stream
+from vllm.entrypoints.openai.engine.protocol import DeltaMessage, DeltaToolCall
+from vllm.parser import deltas
 from vllm.parser.chat_format.muse_turn import MARKERS
-from vllm.parser.chat_format.turn import TurnMode
+from vllm.parser.chat_format.turn_piece import TurnMode
 
 BEAM, MUSE = recorded("beam_parse"), recorded("muse_parse")
 CALL = "<|channel|>analysis <|constrain|>xml<|message|>"
@@ -124,6 +127,24 @@ def test_channel_switch_without_end_keeps_the_call(mode):
     assert (reasoning, content, calls) == ("thinking ", "", [("noop", "{}")])
 
 
+@pytest.mark.parametrize("mode", BOTH)
+def test_recipient_without_a_space_before_it(mode):
+    """Its message goes where it says; what was text until then stays text."""
+    head = " to=self<|message|>thinkrto="
+    for size in (1, 2, 3, 4, 5, 8, 999):
+        for tail, wanted in (
+            ("user<|message|>x<|eot|>", ("thinkrto=user", "x", [])),
+            (
+                "noop<|message|>" + muse_call("noop", {}).split("<|message|>")[1],
+                ("thinkrto=noop", "", [("noop", "{}")]),
+            ),
+            ("w" * 70 + "<|message|>x", ("thinkrto=" + "w" * 70 + "x", "", [])),
+        ):
+            text = head + tail
+            chunks = [text[at : at + size] for at in range(0, len(text), size)]
+            assert joined(read("muse", chunks, mode)) == wanted
+
+
 @pytest.mark.parametrize("closer", ["<|return|>", "<|end|>", "<|call|>", ""])
 def test_missing_or_other_terminator_keeps_the_answer(closer):
     """A stop on the call token inside an answer must neither show the marker nor drop the answer."""
@@ -184,3 +205,36 @@ def test_call_after_a_very_long_turn():
     chunks = [text[at : at + 40] for at in range(0, len(text), 40)]
     reasoning, _, calls = joined(read("T1", chunks))
     assert (len(reasoning), calls) == (len(thinking), [("noop", "{}")])
+
+
+def test_reasoning_has_both_names():
+    """Clients look for `reasoning` or for `reasoning_content`."""
+    text = "<|channel|>analysis<|message|>Why.<|end|><|start|>assistant<|channel|>final<|message|>So."
+    deltas = [chunk["choices"][0]["delta"] for chunk in chat_serving.stream(text, "stop")]
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(delta.get(name) or "" for delta in deltas) == "Why."
+    assert not any("reasoning_content" in delta for delta in deltas if delta.get("content"))
+    message = chat_serving.full(text, "stop").message.model_dump()
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("Why.", "Why.", "So.")
+
+
+def test_deltas_are_those_of_the_constructors():
+    """Deltas are made without validation; nothing of them may differ from validated ones."""
+    pairs = [
+        (deltas.content("é"), DeltaMessage(content="é")),
+        (deltas.reasoning("r"), DeltaMessage(reasoning="r", reasoning_content="r")),
+        (deltas.fragment(1, "x"), DeltaMessage(tool_calls=[DeltaToolCall(index=1, function={"arguments": "x"})])),
+        (
+            deltas.message("", "", [deltas.call_start(0, "i", "f", "")]),
+            DeltaMessage(
+                tool_calls=[
+                    DeltaToolCall(index=0, id="i", type="function", function={"name": "f", "arguments": ""}),
+                ]
+            ),
+        ),
+    ]
+    for made, validated in pairs:
+        assert made == validated
+        assert made.model_fields_set == validated.model_fields_set
+        assert made.model_dump_json(exclude_unset=True) == validated.model_dump_json(exclude_unset=True)
+    assert deltas.message("", "", []) is None

@@ -18,7 +18,7 @@ from vllm.parser.chat_format.muse_turn import (
     open_message,
 )
 from vllm.parser.chat_format.prompt_text import decode, tail_with
-from vllm.parser.chat_format.turn import TurnMode
+from vllm.parser.chat_format.turn_piece import TurnMode
 from vllm.parser.unified import UnifiedParser
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.tool_parsers.abstract_tool_parser import ToolParser

@@ -14,7 +14,8 @@ from typing import Any
 from vllm.parser.chat_format.prompt_text import decode, tail_with
 from vllm.parser.chat_format.reasoning import ReasoningCounter, reasoning_ended
 from vllm.parser.chat_format.template import TOOL_CALLS, ResponseTemplate, load_served_template
-from vllm.parser.chat_format.turn import TemplateTurn, TurnMode
+from vllm.parser.chat_format.turn import TemplateTurn
+from vllm.parser.chat_format.turn_piece import TurnMode
 from vllm.parser.unified import UnifiedParser
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.tool_parsers.abstract_tool_parser import ToolParser

@@ -8,7 +8,7 @@ classes are selectors that stand for one `UnifiedParser`. The functions at the e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from openai.types.responses import ToolChoiceFunction
 from vllm.entrypoints.chat_utils import make_tool_call_id
@@ -17,19 +17,16 @@ from vllm.entrypoints.openai.engine.protocol import DeltaMessage, DeltaToolCall,
 from vllm.logger import init_logger
 from vllm.parser import deltas
 from vllm.parser.abstract_parser import Parser
-from vllm.parser.chat_format.turn import CallPiece, TurnMode, TurnPiece, tool_properties
+from vllm.parser.chat_format.steady import SteadyTurn
+from vllm.parser.chat_format.turn import tool_properties
+from vllm.parser.chat_format.turn_piece import ARGUMENTS, REASONING, CallPiece, TurnMode
+from vllm.parser.delta_metrics import record_deltas
 from vllm.parser.metrics import record_tool_parser_invocation
 from vllm.parser.turn_grammar.request import Serving, constrain_request
 from vllm.parser.turn_grammar.wire_format import turn_format_named
 from vllm.tool_parsers.utils import iter_response_function_tool_dicts
 
 logger = init_logger(__name__)
-
-
-class Turn(Protocol):
-    def feed(self, text: str) -> TurnPiece: ...
-
-    def finish(self) -> TurnPiece: ...
 
 
 class UnifiedParser(Parser):
@@ -48,9 +45,9 @@ class UnifiedParser(Parser):
         self._properties = tool_properties(declared_tools(tools))
         self._prompt_ids: Sequence[int] | None = None
         self._prompt = ""
-        self._turn: Turn | None = None
+        self._turn: SteadyTurn | None = None
 
-    def new_turn(self, prompt: str, properties: Mapping[str, Mapping[str, Any]], mode: TurnMode) -> Turn:
+    def new_turn(self, prompt: str, properties: Mapping[str, Mapping[str, Any]], mode: TurnMode) -> SteadyTurn:
         """A reader for output that follows `prompt` (its text, or a tail of it that holds the start of the turn)."""
         raise NotImplementedError
 
@@ -152,24 +149,42 @@ class UnifiedParser(Parser):
         *,
         finished: bool,
     ) -> DeltaMessage | None:
-        if self._turn is None:
-            self._initialize_history_tool_call_cnt(request)
-            if prompt_token_ids is not None:
-                self.set_prompt_token_ids(prompt_token_ids)
-            else:
-                self._use_prompt_of(request)
-            self._mode = self.mode(request, self.enable_auto_tools, fragments=True)
-            self._turn = self.new_turn(self._prompt, self._properties, self._mode)
-        piece = self._turn.feed(delta_text)
+        turn = self._turn or self._begin_turn(request, prompt_token_ids)
+        if not finished and (text := turn.plain(delta_text)) is not None:
+            if text and turn.part is ARGUMENTS:
+                self._call_deltas += 1
+                return deltas.fragment(turn.index, text)
+            self._other_deltas += 1
+            if not text:
+                return None
+            if turn.part is REASONING:
+                return deltas.reasoning(text) if self._include_reasoning else None
+            return deltas.content(text)
+        piece = turn.read(delta_text)
         if finished:
             if closer := self.unwritten_closer(delta_text, delta_token_ids):
-                piece.extend(self._turn.feed(closer))
-            piece.extend(self._turn.finish())
-        calls = [self._delta_call(call) for call in piece.calls] if piece.calls else []
-        if self._mode.tools:
-            record_tool_parser_invocation(is_tool_called=bool(calls), is_streaming=True, request=request)
-        reasoning = "".join(piece.reasoning) if request.include_reasoning else ""
+                piece.extend(turn.read(closer))
+            piece.extend(turn.finish())
+        calls = [self._delta_call(call) for call in piece.calls]
+        self._call_deltas += bool(calls)
+        self._other_deltas += not calls
+        # Counting each delta as it comes would cost more than parsing it.
+        if finished and self._mode.tools:
+            record_deltas(request, calls=self._call_deltas, others=self._other_deltas)
+        reasoning = "".join(piece.reasoning) if self._include_reasoning else ""
         return deltas.message(reasoning, "".join(piece.content), calls)
+
+    def _begin_turn(self, request: Any, prompt_token_ids: list[int] | None) -> SteadyTurn:
+        self._initialize_history_tool_call_cnt(request)
+        if prompt_token_ids is not None:
+            self.set_prompt_token_ids(prompt_token_ids)
+        else:
+            self._use_prompt_of(request)
+        self._mode = self.mode(request, self.enable_auto_tools, fragments=True)
+        self._include_reasoning = request.include_reasoning
+        self._call_deltas = self._other_deltas = 0
+        self._turn = self.new_turn(self._prompt, self._properties, self._mode)
+        return self._turn
 
     def unwritten_closer(self, delta_text: str, delta_token_ids: Sequence[int]) -> str:
         """The text of a closing token that ended generation: the engine keeps the token but not its text. "" if
@@ -269,6 +284,13 @@ def note_rendered_prompt(request: Any, engine_input: Mapping[str, Any]) -> None:
     """Keep the rendered prompt with the request: parsers read what it already wrote of the turn."""
     if (ids := engine_input.get("prompt_token_ids")) is not None:
         request._rendered_prompt_token_ids = ids
+
+
+def name_reasoning_twice(parser_cls: type | None, message: Any) -> None:
+    """Clients look for reasoning under one name or the other: `reasoning`, vLLM's, and the older `reasoning_content`
+    hold the same text."""
+    if adjusts_always(parser_cls) and message.reasoning is not None:
+        message.reasoning_content = message.reasoning
 
 
 def reports_cut(parser_cls: type | None, engine_reason: str | None) -> bool:

@@ -7,6 +7,7 @@ can change it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from vllm.parser.chat_format.json_text import string_body
@@ -60,6 +61,12 @@ class ArgumentsWriter:
             return string_body(piece)
         self._started = True
         return self._head + '"' + string_body(piece)
+
+    @property
+    def write(self) -> Callable[[str], str]:
+        """`text`, or less than it where the rest of the value needs only be escaped."""
+        escapes = self._started and not self._skipping and self._conversion is None and not self._strip
+        return string_body if escapes else self.text
 
     def _without_outer_space(self, piece: str) -> str:
         kept = piece.rstrip()

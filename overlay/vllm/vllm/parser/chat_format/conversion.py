@@ -154,6 +154,7 @@ def _is_type(value: Any, name: str) -> bool:
     if isinstance(value, bool):
         return name == "boolean"
     if isinstance(value, (int, float)):
-        return name == "number" or (name == "integer" and float(value).is_integer())
+        # An integer may be too large for a float.
+        return name == "number" or (name == "integer" and (isinstance(value, int) or value.is_integer()))
     kinds = {"string": str, "object": dict, "array": list, "null": type(None)}
     return isinstance(value, kinds.get(name, ()))

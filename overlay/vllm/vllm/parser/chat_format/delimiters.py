@@ -50,10 +50,21 @@ class Delimiter:
         return self.literals or patterns.literals(self.source)
 
     @cached_property
-    def only_first_char(self) -> str | None:
+    def starts(self) -> frozenset[str] | None:
+        """What every match starts with, a lookahead included: the first two characters, or one where the second is not
+        certain. None if the first is not certain either."""
+        if self.literals:
+            return frozenset(text[:2] for text in self.literals)
+        if found := patterns.expand(self.source):
+            heads = frozenset((item.text + item.ahead)[:2] for item in found)
+            return heads if all(heads) and not any(item.at_start for item in found) else None
+        return patterns.first_chars(self.source) or None
+
+    @cached_property
+    def first_char(self) -> str | None:
         """The one character that every match starts with; None if there are several, or if none is certain."""
-        found = {text[0] for text in self.literals} if self.literals else patterns.first_chars(self.source)
-        return next(iter(found)) if found is not None and len(found) == 1 else None
+        chars = {start[0] for start in self.starts or ()}
+        return chars.pop() if len(chars) == 1 else None
 
     def may_grow(self, start: int, end: int, edge: int) -> bool:
         """Whether a complete match [start, end) in an input that so far ends at `edge` could change with more input."""

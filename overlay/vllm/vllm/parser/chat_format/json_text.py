@@ -39,7 +39,8 @@ def dumps(value: Any) -> str:
 
 def string_body(text: str) -> str:
     """`text` escaped as the inside of a JSON string. Characters are escaped one by one, so pieces may be joined."""
-    return _escape_surrogates(encode_basestring(text)[1:-1])
+    body = encode_basestring(text)[1:-1]
+    return body if body.isascii() else _escape_surrogates(body)
 
 
 def _escape_surrogates(text: str) -> str:

@@ -41,6 +41,8 @@ _LOST_END = Delimiter(
 # A closer that the token limit cut.
 _HALF_END = regex.compile(r"(?:</atem:parameter>|</atem:invoke>)$")
 
+# White space behind an invoke tag that may still precede its first parameter.
+_MOST_SPACE = 64
 _BETWEEN, _IN_CALL, _IN_VALUE = range(3)
 _WATCHED = {_BETWEEN: [INVOKE], _IN_CALL: [PARAMETER, INVOKE_END], _IN_VALUE: [PARAMETER_END, _LOST_END]}
 
@@ -80,15 +82,20 @@ class MuseCalls:
         self._value: list[str] = []
         self._conversion: JsonConversion | None = None
         self._found = False
+        self._glued: tuple[str, str, str] | None = None
 
     def feed(self, text: str) -> None:
-        window = self._window
-        if self._state == _IN_VALUE and "<" not in text and window.empty:
-            window.pass_through(text)
-            self._text(text)
-            return
-        window.append(text)
+        self._window.append(text)
         self._process(final=False)
+
+    @property
+    def write(self) -> Callable[[str], str] | None:
+        """What writes text of the open value that holds no part of a tag; None if there is none, or if text is held
+        back. `skip` must count the same text."""
+        return self._writer.write if self._fragments and self._state == _IN_VALUE and self._window.empty else None
+
+    def skip(self, count: int, last: str) -> None:
+        self._window.skip(count, last)
 
     def finish(self, complete: bool) -> None:
         """The message is over. complete: the model ended it itself."""
@@ -103,6 +110,8 @@ class MuseCalls:
     def _process(self, final: bool, complete: bool = True) -> None:
         window = self._window
         while True:
+            if self._glued is not None and not self._settle_name(final):
+                return
             index, match, hold = find(_WATCHED[self._state], window, final)
             if match is None:
                 end = len(window.text) if final else hold
@@ -134,11 +143,35 @@ class MuseCalls:
         if not written:
             return
         self._found = True
-        self._name = called_name(written, self._properties)
+        self._state = _IN_CALL
+        head, _, key = written.rpartition(".")
+        name = called_name(written, self._properties)
+        if name not in self._properties and key in self._properties.get(head, ()):
+            self._glued = name, head, key
+        else:
+            self._start_call(name)
+
+    def _settle_name(self, final: bool) -> bool:
+        """Tell a tool with a dot in its name from one whose first parameter tag the model left out, writing the
+        parameter's name behind the tool's: then a value follows, and no tag. False while that is open."""
+        assert self._glued is not None
+        begun = self._window.text[self._window.pos : self._window.pos + _MOST_SPACE].lstrip()
+        if not begun and not final and len(self._window.text) - self._window.pos < _MOST_SPACE:
+            return False
+        (name, head, key), self._glued = self._glued, None
+        if not begun or begun[0] == "<":
+            self._start_call(name)
+        else:
+            self._start_call(head)
+            self._begin_value(key)
+        return True
+
+    def _start_call(self, name: str) -> None:
+        self._name = name
         if self._properties and self._name not in self._properties:
             logger.warning("The model calls %r, which is not among the request's tools.", self._name)
         self._parameters = self._properties.get(self._name, {})
-        self._writer, self._whole, self._state = ArgumentsWriter(), {}, _IN_CALL
+        self._writer, self._whole = ArgumentsWriter(), {}
         if self._fragments:
             self._emit(self._name, "")
 

@@ -9,14 +9,17 @@ a tool.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import regex
 from vllm.parser.chat_format.delimiters import Delimiter
 from vllm.parser.chat_format.muse_call import MuseCalls
-from vllm.parser.chat_format.scanning import Window, find
-from vllm.parser.chat_format.turn import TurnMode, TurnPiece
+from vllm.parser.chat_format.scanning import CONTEXT, Stops, Window, find
+from vllm.parser.chat_format.steady import SteadyTurn
+from vllm.parser.chat_format.turn_piece import ARGUMENTS, CONTENT, TurnMode
+from vllm.parser.chat_format.turn_piece import REASONING as REASONING_PART
 
 MESSAGE_START = "<|start|>assistant"
 MARKERS = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
@@ -36,6 +39,10 @@ _INSIDE = [
         fixed_end=True,
     )
 ]
+# What can begin a marker, a header without marker, or a tag; see `Stops`.
+_STOPS = re.compile(r"(<\Z)|<\||(?:\s|\A)t(?:\Z|o(?:\Z|=))").search
+_STOPS_IN_VALUE = re.compile(r"(<\Z)|<[|/]|(?:\s|\A)t(?:\Z|o(?:\Z|=))").search
+_GLUED = regex.compile(r"to=(?P<recipient>[^\s<]+)$")
 _UNFRAMED_CALL = regex.compile(r"\s*<atem:(?:function_calls|invoke)[\s>]")
 _MARKER = regex.compile("|".join(map(regex.escape, MARKERS)))
 # Output that stopped inside its first header.
@@ -55,16 +62,17 @@ def open_message(prompt: str) -> str:
     return tail.removeprefix("assistant") if mark and tail.startswith("assistant") else ""
 
 
-class MuseTurn:
+class MuseTurn(SteadyTurn):
     """Reads one generated turn. `prefix` is the prompt's text. `feed` and `finish` return what is new (a TurnPiece)."""
 
     def __init__(self, prefix: str, properties: Mapping[str, Mapping[str, Any]], mode: TurnMode):
+        super().__init__()
         self._properties, self._mode = properties, mode
         self._window = Window()
-        self._piece = TurnPiece()
         self._kind: str | None = None
         self._calls: MuseCalls | None = None
         self._count = -1
+        self._glued: str | None = None
         self._framed = False
         self._unframed: list[str] = []
         self._in_prompt = True
@@ -81,33 +89,35 @@ class MuseTurn:
         """Where the open message goes; None between messages."""
         return self._kind
 
-    def feed(self, text: str) -> TurnPiece:
-        if not text:
-            return TurnPiece()
+    def _read(self, text: str) -> None:
         if self._pending:
             self._replay()
-        window = self._window
-        if self._kind is not None and window.empty and _plain(text):
-            window.pass_through(text)
-            self._body(text, text)
-        else:
-            window.append(text)
-            self._process(final=False)
-        return self._take()
+        self._window.append(text)
+        self._process(final=False)
 
-    def finish(self) -> TurnPiece:
+    def _finish(self) -> None:
         if self._window.base + len(self._window.text) == self._prefix_end:
-            return TurnPiece()
+            return
         self._process(final=True)
         if self._kind is not None:
             self._end_message("", complete=False)
         elif not self._framed:
             self._finish_unframed()
-        return self._take()
 
-    def _take(self) -> TurnPiece:
-        piece, self._piece = self._piece, TurnPiece()
-        return piece
+    def _steady(self) -> Stops | None:
+        if self._kind in (None, DROPPED) or not self._window.empty:
+            return None
+        if self._calls is not None:
+            self.part, self.index, self._write = ARGUMENTS, self._count, self._calls.write
+            return _STOPS_IN_VALUE if self._write is not None else None
+        self._write = None
+        self.part = REASONING_PART if self._kind is REASONING and self._mode.reasoning else CONTENT
+        return _STOPS
+
+    def _skip(self, count: int, last: str) -> None:
+        self._window.skip(count, last)
+        if self._calls is not None:
+            self._calls.skip(count, last)
 
     def _process(self, final: bool) -> None:
         window = self._window
@@ -119,13 +129,18 @@ class MuseTurn:
             self._advance(match.start())
             if self._kind is None:
                 window.pos = match.end()
-                self._begin_message(match.group("recipient"), self._visible(match.start(), match.end()))
+                recipient, self._glued = match.group("recipient") or self._glued, None
+                self._begin_message(recipient, self._visible(match.start(), match.end()))
             elif match.group("end"):
                 window.pos = match.end()
                 self._end_message(self._visible(match.start(), match.end()), complete=True)
             else:
-                # The next message begins here; its header is read from outside.
+                # The next message begins here; its header is read from outside, but for a recipient that the model
+                # wrote without a space before it: that was text until now.
+                before = max(0, match.start() - CONTEXT)
+                glued = _GLUED.search(window.text, before, match.start()) if match.group("header") else None
                 self._end_message("", complete=True)
+                self._glued = glued.group("recipient") if glued and match.group("recipient") is None else None
 
     def _releasable(self, hold: int, final: bool) -> int:
         """Index up to which the text is certain not to be framing."""
@@ -212,8 +227,3 @@ class MuseTurn:
             calls.finish(complete=False)
         else:
             self._show(text)
-
-
-def _plain(text: str) -> bool:
-    """Whether a piece of a body can hold no part of a marker or header."""
-    return "<" not in text and "to=" not in text and not text.endswith(("t", "to"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from vllm.parser.chat_format.delimiters import Delimiter
-from vllm.parser.chat_format.scanning import Window, find
+from vllm.parser.chat_format.scanning import Window, find, stops_at
 from vllm.parser.chat_format.template import ResponseTemplate, TemplateField
 
 
@@ -46,7 +46,8 @@ class RegionParser:
         if self._implicit is not None and self._implicit.close is not None:
             self._outside.append(self._implicit.close)
         self._watched: list[Delimiter] = self._outside
-        self._quick: str | None = None
+        # What the open region's closers start with; None outside and where it is not known.
+        self._starts: frozenset[str] | None = None
         if prefix and (start := template.after_last_anchor(prefix)):
             self._prefix_end = len(start)
             self._window.append(start)
@@ -56,6 +57,15 @@ class RegionParser:
     def field(self) -> TemplateField | None:
         """The field whose region is open; None outside, and before the implicit field's first character."""
         return self._field if self._opened else None
+
+    @property
+    def starts(self) -> frozenset[str] | None:
+        """What a delimiter can start with here; None if that is not known, or if text is held back."""
+        return self._starts if self._window.empty else None
+
+    def skip(self, count: int, last: str) -> None:
+        """Count characters of the open region that hold none of `starts`; `last` are the final ones."""
+        self._window.skip(count, last)
 
     @property
     def length(self) -> int:
@@ -71,9 +81,8 @@ class RegionParser:
         if not text:
             return
         window = self._window
-        # Most text lies in a region and holds no character that could begin a closer.
-        if self._quick is not None and self._quick not in text and window.pos == len(window.text):
-            window.pass_through(text)
+        if self._starts is not None and window.empty and stops_at(self._starts)(text) is None:
+            window.skip(len(text), text)
             self._handler.text(self._field, text, text)  # type: ignore[arg-type]
             return
         window.append(text)
@@ -145,14 +154,14 @@ class RegionParser:
         self._field, self._opened = field, True
         self._region_start = self._window.base + match.end()
         self._watched = [field.close] if field.close is not None else []
-        self._quick = field.close.only_first_char if field.close is not None else None
+        self._starts = field.close.starts if field.close is not None else frozenset()
         captures = {name: value for name, value in match.groupdict().items() if value is not None}
         self._handler.opened(field, captures, self._visible(match.start(), match.end()), self._region_start)
 
     def _close(self, start: int, end: int, complete: bool) -> None:
         field, opened = self._field, self._opened
         self._field, self._opened = self._implicit, False
-        self._watched, self._quick = self._outside, None
+        self._watched, self._starts = self._outside, None
         if field is not None and opened:
             self._handler.closed(field, self._visible(start, end), complete, self._window.base + start)
 

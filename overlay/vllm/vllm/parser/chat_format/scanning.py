@@ -7,15 +7,32 @@ where on text must be held back. Both do work proportional to the new text, plus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import regex
 from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
 
-# Kept before the reading position, for lookbehinds and so that `^` matches only at the true start.
-_CONTEXT = 64
+# Characters kept before the reading position, for lookbehinds and so that `^` matches only at the true start.
+CONTEXT = 64
 _TRIM_AT = 1024
 _SPAN = 2 * MAX_REGEX_DELIMITER
+
+
+# Finds what the full reader must look at. Group 1 is a first character of a delimiter at the very end of the text.
+Stops = Callable[[str], re.Match | None]
+
+
+@lru_cache(maxsize=256)
+def stops_at(starts: frozenset[str]) -> Stops:
+    """The search for any of `starts`, each one or two characters long, or for the first of two at the end."""
+    single = {start for start in starts if len(start) == 1}
+    pairs = sorted(start for start in starts if start[0] not in single)
+    held = "|".join(re.escape(char) + r"\Z" for char in sorted({pair[0] for pair in pairs}))
+    choices = [f"({held})"] if held else []
+    choices += [re.escape(start) for start in [*sorted(single), *pairs]]
+    return re.compile("|".join(choices) or r"(?!)").search
 
 
 class Window:
@@ -30,17 +47,19 @@ class Window:
 
     def append(self, piece: str) -> None:
         if self.pos > _TRIM_AT:
-            cut = self.pos - _CONTEXT
+            cut = self.pos - CONTEXT
             self.text = self.text[cut:]
             self.base += cut
-            self.pos = _CONTEXT
+            self.pos = CONTEXT
         self.text += piece
 
-    def pass_through(self, piece: str) -> None:
-        """Count `piece` as read without looking at it; only allowed when nothing is unread."""
-        self.base += len(self.text)
-        self.text = piece
-        self.pos = len(piece)
+    def skip(self, count: int, last: str) -> None:
+        """Count `count` characters as read; only allowed when nothing is unread. `last`: the final ones, all of them or
+        at least CONTEXT."""
+        end = self.base + len(self.text) + count
+        self.text = (self.text[-CONTEXT:] + last) if count == len(last) else last
+        self.pos = len(self.text)
+        self.base = end - self.pos
 
     @property
     def empty(self) -> bool:
@@ -63,6 +82,9 @@ def find(delimiters: Sequence[Delimiter], window: Window, final: bool) -> tuple[
     best: regex.Match | None = None
     best_index, hold = -1, edge
     for index, delimiter in enumerate(delimiters):
+        first = delimiter.first_char
+        if first is not None and text.find(first, window.pos) < 0:
+            continue
         match = _search(delimiter, text, window.pos, final)
         if match is None:
             continue
@@ -79,7 +101,7 @@ def find(delimiters: Sequence[Delimiter], window: Window, final: bool) -> tuple[
 
 def _search(delimiter: Delimiter, text: str, start: int, final: bool) -> regex.Match | None:
     pattern, edge = delimiter.pattern, len(text)
-    if delimiter.literals:
+    if delimiter.literals or edge - start <= MAX_REGEX_DELIMITER:
         return pattern.search(text, start, partial=not final)
     # A regex is searched in spans, so that one which starts and never ends costs a span and not the rest of the text.
     # The span of a match that is too long is skipped whole.

@@ -5,49 +5,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.parser.chat_format import json_text
 from vllm.parser.chat_format.content import field_value
 from vllm.parser.chat_format.conversion import convert, schema_types
 from vllm.parser.chat_format.regions import RegionParser
+from vllm.parser.chat_format.scanning import Stops, stops_at
+from vllm.parser.chat_format.steady import SteadyTurn
 from vllm.parser.chat_format.template import THINKING, TOOL_CALLS, ResponseTemplate, TemplateField
+from vllm.parser.chat_format.turn_piece import ARGUMENTS, CONTENT, REASONING, TurnMode, TurnPiece
 from vllm.parser.chat_format.xml_call import XmlCall, streams_arguments
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class CallPiece:
-    """Part of one tool call. index: its place among the turn's calls. name: only in the call's first piece."""
-
-    index: int
-    name: str | None
-    arguments: str
-
-
-@dataclass(slots=True)
-class TurnPiece:
-    """What one step of parsing adds to the turn."""
-
-    reasoning: list[str] = field(default_factory=list)
-    content: list[str] = field(default_factory=list)
-    calls: list[CallPiece] = field(default_factory=list)
-
-    def add_call(self, index: int, name: str | None, arguments: str) -> None:
-        """Append a piece, joined to the previous one if it continues the same call."""
-        if name is None and self.calls and self.calls[-1].index == index:
-            self.calls[-1].arguments += arguments
-        else:
-            self.calls.append(CallPiece(index, name, arguments))
-
-    def extend(self, later: TurnPiece) -> None:
-        """Append what a later step added."""
-        self.reasoning += later.reasoning
-        self.content += later.content
-        for call in later.calls:
-            self.add_call(call.index, call.name, call.arguments)
 
 
 def tool_properties(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -62,24 +32,16 @@ def tool_properties(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str
     return found
 
 
-@dataclass(frozen=True)
-class TurnMode:
-    """How a request wants its turn. reasoning: False routes thinking into the content. tools: False passes calls
-    through as content, markers included. fragments: send a call's arguments while they are written."""
-
-    reasoning: bool = True
-    tools: bool = True
-    fragments: bool = True
-
-
-class TemplateTurn:
+class TemplateTurn(SteadyTurn):
     """Reads one generated turn by a response template. `feed` and `finish` return what is new (a TurnPiece)."""
 
     def __init__(
         self, template: ResponseTemplate, prefix: str, properties: Mapping[str, Mapping[str, Any]], mode: TurnMode
     ):
+        super().__init__()
         self._mode = mode
         self._properties = properties
+        self._stops_in: dict[str, Stops] = {}
         self._streams = mode.fragments and template.tool_calls is not None and streams_arguments(template.tool_calls)
         self._calls = 0
         self._in_prompt = True
@@ -88,7 +50,6 @@ class TemplateTurn:
         self._name = ""
         self._captures: dict[str, str] = {}
         self._body: list[str] = []
-        self._piece = TurnPiece()
         self._regions = RegionParser(template, self, prefix)
         self._in_prompt = False
 
@@ -96,19 +57,35 @@ class TemplateTurn:
     def open_field(self) -> TemplateField | None:
         return self._regions.field
 
-    def feed(self, text: str) -> TurnPiece:
-        if text:
-            self._announce()
-            self._regions.feed(text)
-        return self._take()
+    def _read(self, text: str) -> None:
+        self._announce()
+        self._regions.feed(text)
 
-    def finish(self) -> TurnPiece:
+    def _finish(self) -> None:
         self._regions.finish()
-        return self._take()
 
-    def _take(self) -> TurnPiece:
-        piece, self._piece = self._piece, TurnPiece()
-        return piece
+    def _steady(self) -> Stops | None:
+        starts, field = self._regions.starts, self._regions.field
+        if starts is None or field is None:
+            return None
+        if (stops := self._stops_in.get(field.name)) is None:
+            value_ends = self._call.value_ends if self._call is not None else None
+            stops = self._stops_in[field.name] = stops_at(starts | (value_ends or frozenset()))
+        self._write = None
+        if field.name == THINKING and self._mode.reasoning:
+            self.part = REASONING
+        elif field.name != TOOL_CALLS or not self._mode.tools:
+            self.part = CONTENT
+        else:
+            if self._call is None or not self._call.steady:
+                return None
+            self.part, self.index, self._write = ARGUMENTS, self._calls, self._call.write
+        return stops
+
+    def _skip(self, count: int, last: str) -> None:
+        self._regions.skip(count, last)
+        if self._call is not None:
+            self._call.skip(count, last)
 
     # RegionHandler
 

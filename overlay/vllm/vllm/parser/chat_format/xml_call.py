@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.parser.chat_format.arguments import ArgumentsWriter
@@ -44,7 +44,8 @@ class XmlCall:
         assert tags.head is not None
         assert tags.tail is not None
         self._head, self._tail = [tags.head], [tags.tail]
-        self._quick = tags.tail.only_first_char
+        # What the end of a value can start with, None if that is not known.
+        self.value_ends = tags.tail.starts
         parser = field.content_args.get("value_parser")
         self._strip = parser is not None and parser.get("args", {}).get("strip", True)
         self._properties = properties
@@ -53,12 +54,21 @@ class XmlCall:
         self._writer = ArgumentsWriter()
 
     def feed(self, text: str) -> str:
-        window = self._window
-        if self._in_value and self._quick is not None and self._quick not in text and window.empty:
-            window.pass_through(text)
-            return self._writer.text(text)
-        window.append(text)
+        self._window.append(text)
         return self._process(final=False)
+
+    @property
+    def steady(self) -> bool:
+        """Whether a value is open, of which nothing is held back, and `value_ends` is known."""
+        return self._in_value and self._window.empty and self.value_ends is not None
+
+    @property
+    def write(self) -> Callable[[str], str]:
+        """What writes text of the open value that holds none of `value_ends`; `skip` must count the same text."""
+        return self._writer.write
+
+    def skip(self, count: int, last: str) -> None:
+        self._window.skip(count, last)
 
     def finish(self, complete: bool) -> str:
         """complete: the model closed the call itself. If it did not, a value of which something was sent stays open:
