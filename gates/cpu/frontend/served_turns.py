@@ -8,6 +8,7 @@ thinking budget keep the turns short; both act on allowed tokens alone.
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,11 @@ class Served:
             **fields,
         }
         return self.client.chat.completions.create(**body, extra_body={"thinking_token_budget": 2, **(extra or {})})
+
+    def many(self, count: int = 100, **fields):
+        """Choices of `count` requests that differ in their seed, sixteen at a time."""
+        with ThreadPoolExecutor(16) as pool:
+            return [reply.choices[0] for reply in pool.map(lambda seed: self.chat(seed, **fields), range(count))]
 
     def stream(self, **fields):
         """(content, reasoning, calls, finish reasons) joined from a stream."""

@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
+import httpx
 import jsonschema
 import openai
 import pytest
 from served_turns import ANSWER, SCHEMAS, TOOLS, Served, beam, biased
 
+import vllm_gaudi
 from gates.hpusim import testing
 
 pytestmark = pytest.mark.engine
 
+FLAGS = ("--reasoning-parser", "beam", "--tool-call-parser", "beam", "--enable-auto-tool-choice")
+LIMITS = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_num_seqs": 16}
+CLOSERS = ("\n</rfl:parameter>", "<|call|>", "<|return|>")
 MARKERS = ("<|", "<rfl:", "</rfl:")
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": ANSWER}}
@@ -22,17 +29,8 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": ANSWER}}
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     path = beam(tmp_path_factory.mktemp("served"))
-    with testing.serve(
-        path,
-        "--reasoning-parser",
-        "beam",
-        "--tool-call-parser",
-        "beam",
-        "--enable-auto-tool-choice",
-        max_model_len=2048,
-        max_num_batched_tokens=2048,
-    ) as server:
-        yield Served(server, biased(path, ("\n</rfl:parameter>", "<|call|>", "<|return|>"), 60.0))
+    with testing.serve(path, *FLAGS, **LIMITS) as server:
+        yield Served(server, biased(path, CLOSERS, 60.0))
 
 
 def valid_call(name: str, arguments: str) -> None:
@@ -133,6 +131,53 @@ def test_refusals_name_the_parameter(served, fields, parameter):
     assert parameter in f"{caught.value.param} {caught.value.message}"
 
 
+def messages(served, **fields):
+    """The answer of the Messages API, and its status."""
+    body = {"model": "tiny", "max_tokens": 200, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    answer = httpx.post(f"{served.server.url}/v1/messages", json=body, timeout=300)
+    return answer.json(), answer.status_code
+
+
+MESSAGES_TOOLS = [{"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]} for tool in TOOLS]
+
+
+def test_messages_api(served):
+    """A thinking budget, a call that is forced, and the turn after it with its thinking sent back."""
+    think = {"type": "enabled", "budget_tokens": 2}
+    named = {"type": "tool", "name": "noop"}
+    first, status = messages(served, thinking=think, tools=MESSAGES_TOOLS, tool_choice=named)
+    assert status == 200, first
+    assert first["stop_reason"] == "tool_use"
+    thinking, call = first["content"]
+    assert (thinking["type"], call["type"], call["name"], call["input"]) == ("thinking", "tool_use", "noop", {})
+    history = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call["id"], "content": "done"}]},
+    ]
+    second, status = messages(served, messages=history, thinking=think, max_tokens=100)
+    assert status == 200, second
+    assert second["content"][0]["type"] == "thinking"
+    del history[1]["content"][0]
+    refused, status = messages(served, messages=history, thinking=think)
+    assert (status, "with its `reasoning`" in refused["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 200}}, "must be less than max_tokens"),
+        ({"thinking": {"type": "enabled"}}, "budget_tokens"),
+        ({"tool_choice": {"type": "any"}}, "no function tools"),
+        ({"tools": MESSAGES_TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "not in tools"),
+    ],
+)
+def test_messages_refusals(served, fields, says):
+    refused, status = messages(served, **fields)
+    assert status == 400
+    assert says in json.dumps(refused)
+
+
 def test_history_without_reasoning_is_a_clear_400(served):
     history = [
         {"role": "user", "content": "a"},
@@ -168,39 +213,55 @@ def test_models_route_and_log(served):
     assert "Compiled the grammar of a plain beam turn at start" in log
 
 
-def test_no_logits_came_to_the_host(served):
-    """Runs last: the meters are written when the server stops."""
-    assert served.server.stop() == 0
-    callers = [
+@pytest.mark.long
+def test_hundred_of_a_hundred(served):
+    """Required, named and schema requests, one hundred each."""
+    for choice in served.many(tools=TOOLS, tool_choice="required"):
+        assert choice.message.tool_calls
+        for call in choice.message.tool_calls:
+            valid_call(call.function.name, call.function.arguments)
+    for choice in served.many(tools=TOOLS, tool_choice=NAMED):
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "get_weather"
+        valid_call(call.function.name, call.function.arguments)
+    for choice in served.many(response_format=SCHEMA):
+        jsonschema.validate(json.loads(choice.message.content), ANSWER)
+
+
+def logit_copies(server) -> list[str]:
+    """Places inside the grammar mask that copied from the device or waited for it. The server must have stopped: that
+    is when the meters are written."""
+    assert server.meters
+    return [
         caller
-        for summary in served.server.meters
+        for summary in server.meters
         for caller in json.dumps(summary).split('"')
         if "apply_grammar_bitmask" in caller
     ]
-    assert not callers
+
+
+def test_no_logits_came_to_the_host(served):
+    """Runs last."""
+    assert served.server.stop() == 0
+    assert not logit_copies(served.server)
 
 
 @pytest.mark.long
-def test_hundred_of_a_hundred(tmp_path):
-    """Required, named and schema requests, one hundred each."""
+def test_the_count_sees_logits_that_come_to_the_host(tmp_path):
+    """Control: the same server with the plug-in as it is without the patch."""
+    package = Path(vllm_gaudi.__file__).parent
+    shutil.copytree(package, tmp_path / "without" / "vllm_gaudi", ignore=shutil.ignore_patterns("__pycache__"))
+    runner = tmp_path / "without" / "vllm_gaudi" / "v1" / "worker" / "hpu_model_runner.py"
+    patch = (Path(__file__).parents[3] / "patches/vllm-gaudi/grammar-mask.patch").read_text().split("diff --git", 1)[1]
+    added = [line[1:] for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    text = runner.read_text()
+    for block in ("\n".join(added[:1]), "\n".join(added[1:])):
+        assert text.count(block + "\n") == 1
+        text = text.replace(block + "\n", "")
+    runner.write_text(text)
     path = beam(tmp_path)
-    with testing.serve(
-        path,
-        "--reasoning-parser",
-        "beam",
-        "--tool-call-parser",
-        "beam",
-        "--enable-auto-tool-choice",
-        max_model_len=2048,
-        max_num_batched_tokens=2048,
-    ) as server:
-        served = Served(server, biased(path, ("\n</rfl:parameter>", "<|call|>", "<|return|>"), 60.0))
-        for seed in range(100):
-            for call in served.chat(seed, tools=TOOLS, tool_choice="required").choices[0].message.tool_calls:
-                valid_call(call.function.name, call.function.arguments)
-            (call,) = served.chat(seed, tools=TOOLS, tool_choice=NAMED).choices[0].message.tool_calls
-            assert call.function.name == "get_weather"
-            valid_call(call.function.name, call.function.arguments)
-            jsonschema.validate(
-                json.loads(served.chat(seed, response_format=SCHEMA).choices[0].message.content), ANSWER
-            )
+    with testing.serve(path, *FLAGS, env={"PYTHONPATH": str(tmp_path / "without")}, **LIMITS) as server:
+        served = Served(server, biased(path, CLOSERS, 60.0))
+        jsonschema.validate(json.loads(served.chat(1, response_format=SCHEMA).choices[0].message.content), ANSWER)
+        assert server.stop() == 0
+    assert logit_copies(server)

@@ -30,6 +30,7 @@ def served(tmp_path_factory):
         "--enable-auto-tool-choice",
         max_model_len=2048,
         max_num_batched_tokens=2048,
+        max_num_seqs=16,
     ) as server:
         yield Served(server, biased(path, CLOSERS, 60.0))
 
@@ -65,7 +66,11 @@ def test_plain_turn_leaks_no_marker(served):
 
 @pytest.mark.long
 def test_hundred_of_a_hundred(served):
-    for seed in range(100):
-        check(served.chat(seed, tools=TOOLS, tool_choice="required").choices[0].message.tool_calls)
-        check(served.chat(seed, tools=TOOLS, tool_choice=NAMED).choices[0].message.tool_calls)
-        jsonschema.validate(json.loads(served.chat(seed, response_format=SCHEMA).choices[0].message.content), ANSWER)
+    """Required, named and schema requests, one hundred each."""
+    for choice in served.many(tools=TOOLS, tool_choice="required"):
+        check(choice.message.tool_calls)
+    for choice in served.many(tools=TOOLS, tool_choice=NAMED):
+        check(choice.message.tool_calls)
+        assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+    for choice in served.many(response_format=SCHEMA):
+        jsonschema.validate(json.loads(choice.message.content), ANSWER)
