@@ -162,8 +162,10 @@ ANSWER = "<|channel|>analysis<|message|>t<|end|><|start|>assistant<|channel|>fin
 def events(text, reason, **given):
     """Events of the stream that a chat stream becomes."""
 
+    chunks = chat_serving.stream(text, reason, stream_options={"include_usage": True}, **given)
+
     async def lines():
-        for chunk in chat_serving.stream(text, reason, stream_options={"include_usage": True}, **given):
+        for chunk in chunks:
             yield f"data: {json.dumps(chunk)}\n\n"
         yield "data: [DONE]\n\n"
 
