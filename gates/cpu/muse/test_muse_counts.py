@@ -16,6 +16,7 @@ from gates.hpusim import testing, tokenizer
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 RANKS = 2
+PATIENCE = 3000  # seconds for an engine run; a busy machine must not decide a test
 LAYERS = SHAPES["served"]["num_hidden_layers"]
 PORT_PAGE_LAUNCHES = 313  # 62 layers
 GOAL = 255
@@ -38,6 +39,7 @@ def run(folder, **environment: str) -> list[dict]:
         [{"prompts": prompts, "sampling": {"temperature": 0, "max_tokens": 8, "ignore_eos": True}}],
         mode="lazy",
         in_process=False,
+        timeout=PATIENCE,
         env={"VLLM_SKIP_WARMUP": "true", **environment},
         tensor_parallel_size=RANKS,
         max_model_len=512,

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 COUNT = 6
 RANKS = 8
+PATIENCE = 3000  # seconds for an engine run; a busy machine must not decide a test
 
 
 def prompts() -> list[list[int]]:
@@ -37,6 +38,7 @@ def run(folder, ranks: int, **environment: str) -> tuple[list[Answer], testing.R
         folder,
         [{"prompts": prompts(), "sampling": sampling}],
         in_process=ranks == 1,
+        timeout=PATIENCE,
         env={"VLLM_SKIP_WARMUP": "true", **environment},
         tensor_parallel_size=ranks,
         max_num_batched_tokens=256,

@@ -16,6 +16,7 @@ import pytest
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 SAMPLING = {"temperature": 0, "max_tokens": 30, "ignore_eos": True, "logprobs": 1}
+PATIENCE = 3000  # seconds for an engine run; a busy machine must not decide a test
 PRESSED = 28  # block ids; one request needs at most 24 of the four groups
 NEAR_TIE = 0.2  # log-probability a token may be below the best one where another order of sums made it win
 
@@ -61,6 +62,7 @@ def _run(folder: Path, switch: str, blocks: int | None = None) -> Any:
             "VLLM_GAUDI_FRONTIER_WINDOWED_KV": switch,
         },
         call="gates.cpu.runner.probes:counters",
+        timeout=PATIENCE,
         disable_log_stats=False,
         enable_prefix_caching=True,
         max_num_batched_tokens=256,

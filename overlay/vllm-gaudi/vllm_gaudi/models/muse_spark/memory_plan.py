@@ -20,7 +20,7 @@ from vllm_gaudi.models.muse_spark.config import MuseSparkConfig, MuseSparkTextCo
 from vllm_gaudi.models.muse_spark.placement import GROUP, Placement
 from vllm_gaudi.runtime import settings
 from vllm_gaudi.runtime.kv_figures import KvFigures, figures
-from vllm_gaudi.runtime.long_attention import tile_rows
+from vllm_gaudi.runtime.long_attention import tile_rows, workspace_bytes
 from vllm_gaudi.runtime.windows import width
 
 GIB = 1 << 30
@@ -128,7 +128,7 @@ class MemoryPlan:
         sliding_rows = tile_rows(
             self.heads, self.served.chunk, sliding, BF16, settings.current().attention_workspace_bytes
         )
-        return 4 * self.heads * max(rows * keys, sliding_rows * sliding)
+        return max(workspace_bytes(self.heads, *call) for call in ((rows, keys), (sliding_rows, sliding)))
 
     def held(self) -> int:
         """What a prefill forward holds throughout: residual stream, bias of the sliding layers, validity row."""
