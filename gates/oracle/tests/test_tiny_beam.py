@@ -14,7 +14,7 @@ LEAST = {
     "lookup": 0.9,
     "chain": 0.9,
     "copy": 0.9,
-    "echo": 0.6,
+    "echo": 0.8,
     "obey": 0.8,
     "remember": 0.8,
     "weather": 0.8,
