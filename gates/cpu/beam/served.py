@@ -9,6 +9,7 @@ reference's own gap is of the floor's size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,11 +134,14 @@ def _mean(values: list[float]) -> float:
 
 
 def mean_difference(a: list[Answer], b: list[Answer]) -> float:
-    """Mean |dlogprob| over the places up to and including the first different token of each pair."""
+    """Mean |dlogprob| over the places up to and including the first different token of each pair.
+
+    Over the tokens that both list among their top; infinite where no list shares one.
+    """
     values = []
     for one, two in zip(a, b, strict=True):
         for first, second, x, y in zip(one.top, two.top, one.ids, two.ids, strict=True):
             values += [abs(first[t] - second[t]) for t in first.keys() & second.keys()]
             if x != y:
                 break
-    return _mean(values)
+    return _mean(values) if values else math.inf
