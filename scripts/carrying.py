@@ -17,6 +17,7 @@ from scripts.paths import quote
 from scripts.stack import Patch
 
 CLEAN, OFFSET, RESOLVED, EMPTY, CONFLICT, DROPPED = "clean", "offset", "resolved", "empty", "conflict", "dropped"
+Contents = dict[bytes, tuple[str, bytes] | None]
 _NEIGHBOURS = 3
 _DIFF = ("--full-index", "-U0", "--inter-hunk-context=0", "--text", "--no-ext-diff", "--no-color", "--no-textconv",
          "--no-indent-heuristic", "--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/")  # fmt: skip
@@ -46,14 +47,18 @@ class Conflict:
 
 @dataclass
 class Carried:
-    """What became of one patch: outcome, its changes on the new tree, and what a reader has to look at."""
+    """What became of one patch: outcome, its changes on the new tree, and what a reader has to look at.
+
+    `why` is set where the outcome alone does not say how it came about.
+    """
 
     patch: Patch
     outcome: str
     changes: list[diff.FileDiff] = field(default_factory=list)
-    contents: dict[bytes, tuple[str, bytes] | None] = field(default_factory=dict)
+    contents: Contents = field(default_factory=dict)
     details: list[Detail] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
+    why: str = ""
 
 
 def carry(old: TreeState, new: TreeState, patch: Patch) -> Carried:
@@ -70,6 +75,25 @@ def carry(old: TreeState, new: TreeState, patch: Patch) -> Carried:
         result.outcome = RESOLVED
     elif OFFSET in outcomes:
         result.outcome = OFFSET
+    return result
+
+
+def resolved(new: TreeState, patch: Patch, contents: Contents) -> Carried:
+    """`patch` as it was resolved by hand: its files became `contents`, or it was dropped where there are none."""
+    if not contents:
+        return Carried(patch, DROPPED, why="left out at its conflict")
+    result = Carried(patch, RESOLVED, why="resolved by hand, look at the hunks below")
+    before = {change.path: change.hunks for change in patch.changes}
+    for path in dict.fromkeys((*before, *contents)):
+        hunks: tuple[diff.Hunk, ...] = ()
+        why = "resolved by hand"
+        if path in contents:
+            entry, present = contents[path], new.entries.get(path)
+            mode, theirs = (present[0], new.content(path)) if present else (None, b"")
+            hunks = _record(result, path, mode, theirs, entry and entry[0], entry and entry[1])
+            why += "" if present else "; a file that upstream has not is overlay"
+        was, now = (b"".join(map(_text, part)) for part in (before.get(path, ()), hunks))
+        result.details.append(Detail(path, was, now, why))
     return result
 
 

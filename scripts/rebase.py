@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from scripts import lockfile, rebase_report, rebase_session, rebasing, stack
+from scripts import lockfile, rebase_report, rebase_session, rebasing, resolving, stack
 from scripts.console import data, note
 from scripts.errors import Exit, ToolError
 from scripts.lockfile import Lock
@@ -136,9 +136,10 @@ def go_on(project: Project, name: str) -> int:
         )
     before = lock.get(name)
     if session.waiting:
-        rebase_session.resolve(project, name, loaded, session)
+        resolving.resolve(project, name, loaded, session)
     rebase_session.proceed(project, before, loaded, session)
-    rehearsal = rebasing.rehearse(project, lock, before, session.after, loaded, tuple(session.drop))
+    by_hand = resolving.contents_of(project, name, session)
+    rehearsal = rebasing.rehearse(project, lock, before, session.after, loaded, tuple(session.drop), by_hand)
     return complete(project, lock, rehearsal, loaded, session)
 
 

@@ -82,7 +82,7 @@ def _grouped(drift: list[Drift]) -> list[str]:
 def _why(row: Carried) -> str:
     if row.outcome == CONFLICT:
         return "; ".join(sorted({f"`{quote(c.path)}`: {c.why}" for c in row.conflicts}))
-    return _MEANING[row.outcome]
+    return row.why or _MEANING[row.outcome]
 
 
 def _details(rows: list[Carried]) -> list[str]:

@@ -10,11 +10,12 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from scripts import cache, carrying, exporting, git, lockfile, stack, worktree
 from scripts.applying import AUTHOR, Commit, TreeState, apply_patch, overlay_commit
+from scripts.console import note
 from scripts.errors import Exit, ToolError
 from scripts.export import series_text
 from scripts.fetching import ensure_base
@@ -29,7 +30,11 @@ from scripts.writing import write_commits
 
 @dataclass
 class Session:
-    """What a rebase has to remember: `next` is the patch to carry next, `waiting` says that it is in conflict."""
+    """What a rebase has to remember.
+
+    `next` is the patch to carry next, `waiting` says that it is in conflict, and `head` is the commit it is to go on.
+    `resolved` maps each patch that was resolved by hand to its commit, "" where the resolution was to drop it.
+    """
 
     after: Upstream
     inputs: str
@@ -37,6 +42,8 @@ class Session:
     report: str
     next: int = 0
     waiting: bool = False
+    head: str = ""
+    resolved: dict[str, str] = field(default_factory=dict)
 
 
 def folder(project: Project, name: str) -> Path:
@@ -45,12 +52,21 @@ def folder(project: Project, name: str) -> Path:
 
 
 def load(project: Project, name: str) -> Session | None:
-    """The session under way, None when there is none."""
+    """The session under way, None when there is none. Raises ToolError when its record cannot be read."""
+    path = folder(project, name) / "session.json"
     try:
-        values = json.loads((folder(project, name) / "session.json").read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
         return Session(**{**values, "after": Upstream(**values["after"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, TypeError, KeyError) as exc:
+        raise ToolError(
+            f"the record of the rebase of `{name}` under way is damaged",
+            where=str(path),
+            action=f"take what you need out of {path.parent / 'tree'}, remove {path.parent}, and begin again; "
+            "patches and lock are as before",
+            code=Exit.REFUSED,
+        ) from exc
 
 
 def save(project: Project, name: str, session: Session) -> None:
@@ -95,20 +111,22 @@ def proceed(project: Project, before: Upstream, loaded: Stack, session: Session)
                     row = carrying.carry(old, TreeState(git.ls_tree(tree, "HEAD"), mine.read), patch)
                 if row.outcome == carrying.CONFLICT:
                     _open_conflict(tree, row, old)
-                    session.next, session.waiting = number, True
+                    session.next, session.waiting, session.head = number, True, git.text(tree, "rev-parse", "HEAD")
                     save(project, before.name, session)
                     raise conflict_error(project, before.name, row)
                 if row.outcome != carrying.EMPTY:
-                    _commit(tree, patch, row.contents)
+                    commit_patch(tree, patch, row.contents, git.text(tree, "rev-parse", "HEAD"))
                 session.next = number + 1
                 save(project, before.name, session)
             apply_patch(old, patch, str(project.root))
 
 
-def _commit(tree: Path, patch: Patch, changes: dict[bytes, tuple[str, bytes] | None]) -> None:
+def commit_patch(tree: Path, patch: Patch, changes: carrying.Contents, parent: str) -> None:
+    """Make `changes` the commit of `patch` on `parent`, and check it out."""
     author = patch.header.get("Author") or AUTHOR
     commit = Commit(to_message(patch.header, patch.name), author, patch.header.get("Last-Update"), changes)
-    write_commits(tree, git.text(tree, "rev-parse", "HEAD"), [commit], worktree.BRANCH)
+    write_commits(tree, parent, [commit], worktree.BRANCH)
+    git.run(tree, "symbolic-ref", "HEAD", worktree.BRANCH)
     git.run(tree, "read-tree", "--reset", "-u", "HEAD")
 
 
@@ -166,56 +184,18 @@ def conflict_error(project: Project, name: str, row: carrying.Carried) -> ToolEr
     )
 
 
-def resolve(project: Project, name: str, loaded: Stack, session: Session) -> None:
-    """Commit what was done about the patch in conflict; no change against the new base drops it."""
-    tree = patched_tree_path(project, name)
-    if unmerged := git.run(tree, "ls-files", "-u", "-z"):
-        path = unmerged.split(b"\0")[0].partition(b"\t")[2]
-        raise ToolError(
-            f"{quote(path)} is not resolved",
-            where=str(tree),
-            action="edit it, then `git add` it (or `git rm`), then --continue",
-            code=Exit.CONFLICT,
-        )
-    if unstaged := git.run(tree, "diff-files", "--name-only", "-z"):
-        raise ToolError(
-            f"{quote(unstaged.split(bytes(1))[0])} has changes that are not added",
-            where=str(tree),
-            action="`git add` them, then --continue",
-            code=Exit.CONFLICT,
-        )
-    patch = loaded.patches[session.next]
-    content = git.text(tree, "write-tree")
-    changed = git.run(tree, "diff-tree", "-r", "-z", "--name-only", "--no-renames", "HEAD", content)
-    with git.Objects(tree) as objects:
-        entries = git.ls_tree(tree, content)
-        changes: dict[bytes, tuple[str, bytes] | None] = {}
-        for path in filter(None, changed.split(b"\0")):
-            entry = entries.get(path)
-            changes[path] = None if entry is None else (entry[0], objects.read(entry[1]))
-    marked = [p for p, e in changes.items() if e and b"\n<<<<<<< upstream\n" in b"\n" + e[1]]
-    if marked:
-        raise ToolError(
-            f"{quote(marked[0])} still has conflict markers",
-            where=str(tree),
-            action="remove them, `git add` the file, then --continue",
-            code=Exit.CONFLICT,
-        )
-    if changes:
-        _commit(tree, patch, changes)
-    session.next, session.waiting = session.next + 1, False
-    save(project, name, session)
-
-
 def finish(project: Project, lock: Lock, before: Upstream, loaded: Stack, session: Session, report: str) -> list[str]:
     """Write patches, series, lock and report in one transaction; returns the names of patches that are gone."""
     tree = patched_tree_path(project, before.name)
     stamp = worktree.read_stamp(tree)
     assert stamp is not None
     old = {patch.name: patch.data for patch in loaded.patches}
+    refuse_loose(tree)
     patches = _in_order(exporting.read_patches(tree, stamp.base, old), loaded)
     series_path = project.patches(before.name) / "series"
     series = series_text(stack.read_series_text(project, before.name), [p.name for p in patches]).encode()
+    added = exporting.read_overlay(tree, stamp.base)
+    loaded = replace(loaded, overlay=tuple(sorted((*loaded.overlay, *added), key=lambda f: f.path)))
     after = _locked(project, session.after, loaded, patches, series)
     with Transaction(project) as change:
         for patch in patches:
@@ -224,11 +204,36 @@ def finish(project: Project, lock: Lock, before: Upstream, loaded: Stack, sessio
         gone = [name for name in old if name not in {p.name for p in patches}]
         for name in gone:
             change.remove(project.patches(before.name) / f"{name}.patch")
+        for file in added:
+            change.write(project.overlay(before.name) / os.fsdecode(file.path), file.data, file.mode)
         change.write(series_path, series)
         change.write(project.lock, lockfile.render(lock.with_upstream(after)).encode())
         change.write(project.root / session.report, report.encode())
     discard(project, before.name)
+    for file in added:
+        note(f"{quote(file.path)} is no file of upstream: it is in overlay/{before.name} now, `git add` it there")
     return gone
+
+
+def refuse_loose(tree: Path) -> None:
+    """Refuse to go on while files in the tree, or worktrees of it, would go with it."""
+    loose = git.run(tree, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")[:-1]
+    if loose:
+        more = f" and {len(loose) - 5} more" if len(loose) > 5 else ""
+        raise ToolError(
+            f"files that are in no commit and would be lost: {', '.join(map(quote, loose[:5]))}{more}",
+            where=str(tree),
+            action="`git add` what belongs to the patch (a file that upstream has not goes to the overlay), move the "
+            "others away, then --continue",
+            code=Exit.CONFLICT,
+        )
+    if linked := worktree.linked(tree):
+        raise ToolError(
+            f"a worktree of this tree would be lost with it: {linked}",
+            where=str(tree),
+            action=f"`git worktree remove {linked}`, then --continue",
+            code=Exit.CONFLICT,
+        )
 
 
 def _in_order(found: list[exporting.Exported], loaded: Stack) -> list[Patch]:

@@ -62,9 +62,18 @@ def target(project: Project, upstream: Upstream, to: str) -> Upstream:
 
 
 def rehearse(
-    project: Project, lock: Lock, before: Upstream, after: Upstream, loaded: Stack, drop: tuple[str, ...]
+    project: Project,
+    lock: Lock,
+    before: Upstream,
+    after: Upstream,
+    loaded: Stack,
+    drop: tuple[str, ...],
+    by_hand: dict[str, carrying.Contents] | None = None,
 ) -> Rehearsal:
-    """Carry every patch over and look for what else breaks. Nothing is written."""
+    """Carry every patch over and look for what else breaks. Nothing is written.
+
+    `by_hand` has, for each patch whose conflict was resolved, what its files became; nothing where it was dropped.
+    """
     if unknown := [name for name in drop if name not in {p.name for p in loaded.patches}]:
         raise ToolError(f"no patch `{unknown[0]}` to drop", where=before.name, action="see the series for names")
     old_repo, new_repo = ensure_base(project, before), ensure_base(project, after)
@@ -76,7 +85,10 @@ def rehearse(
         new_index = index_of(before.name, dict(new.entries), new_objects.read)
         for patch in loaded.patches:
             row = carrying.Carried(patch, carrying.DROPPED)
-            if patch.name not in drop:
+            if by_hand and patch.name in by_hand:
+                row = carrying.resolved(new, patch, by_hand[patch.name])
+                carrying.advance(new, row)
+            elif patch.name not in drop:
                 row = carrying.carry(old, new, patch)
                 if row.outcome != carrying.CONFLICT:
                     carrying.advance(new, row)
