@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from scripts import diff
 from scripts.errors import ToolError
 from scripts.git import blob_id
-from scripts.header import to_message
+from scripts.header import ident_problem, to_message
 from scripts.paths import quote
 from scripts.stack import OverlayFile, Patch, Stack, check_path
 
@@ -102,6 +102,12 @@ def apply_patch(state: TreeState, patch: Patch, where: str) -> Commit:
         state.put(change.path, change.new_mode, after)
         changes[change.path] = (change.new_mode, after)
     author = patch.header.get("Author") or AUTHOR
+    if problem := ident_problem(author):
+        raise ToolError(
+            f"patch `{patch.name}` cannot be a commit: {problem}",
+            where=where,
+            action="write `Author: Name <address>`, or leave the field out",
+        )
     return Commit(to_message(patch.header, patch.name), author, patch.header.get("Last-Update"), changes)
 
 
@@ -122,7 +128,9 @@ def _refuse(patch: Patch, where: str, what: str) -> ToolError:
     return ToolError(
         f"patch `{patch.name}` does not apply: {what}",
         where=where,
-        action="nothing was changed; restore the patch and the lock, or carry the stack over with `rebase`",
+        action="nothing was changed; restore patches and series. To drop or reorder patches, `git rebase -i "
+        "refs/frontier/base` in build/trees and `export`: the ids of later patches move with them. `rebase` "
+        "takes the stack to another upstream",
     )
 
 

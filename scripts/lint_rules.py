@@ -15,6 +15,7 @@ from scripts.paths import link_leaves, quote, unsafe
 from scripts.stack import NAME_RULE, OverlayFile
 
 HOOK_LINES = 15  # more changed lines than this in one file want a Reason
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 ORIGINS = ("upstream", "backport", "vendor", "other")
 
 
@@ -163,6 +164,23 @@ def header_values(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def header_commit(subject: Subject) -> Iterator[Finding]:
+    """A header can be a commit and come back: an ident for Author, days that git has, no control characters."""
+    for name, head in subject.headers():
+        place = subject.place(name)
+        author = head.fields.get("Author")
+        if author is not None and (len(author) > 1 or header.ident_problem(head.get("Author"))):
+            what = f"Author {' '.join(author)!r} is not `Name <address>`"
+            yield Finding(place, what, "write both on one line, or leave the field out")
+        if re.match(r"^(?:0|1[0-8]|19[0-6])", head.get("Last-Update")):
+            yield Finding(
+                place, f"Last-Update {head.get('Last-Update')} is before 1970", "write the day of the last change"
+            )
+        for key, lines in head.fields.items():
+            if odd := _CONTROL.search("\n".join(lines)):
+                yield Finding(place, f"field `{key}` holds the control character {odd[0]!r}", "take it out")
+
+
 def _address(subject: Subject, value: str) -> bool:
     if re.match(r"^https://\S+$", value):
         return True
@@ -296,6 +314,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "header-form": (header_form, "patches"),
     "header-fields": (header_fields, "headers"),
     "header-values": (header_values, "headers"),
+    "header-commit": (header_commit, "headers"),
     "patch-form": (patch_form, "patches"),
     "context": (context, "patches"),
     "heading": (heading, "patches"),

@@ -49,4 +49,5 @@ def _seconds(date: str) -> int:
         day = datetime.date.fromisoformat(date)
     except ValueError:
         return 946684800
-    return int(datetime.datetime(day.year, day.month, day.day, tzinfo=datetime.timezone.utc).timestamp())
+    seconds = int(datetime.datetime(day.year, day.month, day.day, tzinfo=datetime.timezone.utc).timestamp())
+    return seconds if seconds >= 0 else 946684800

@@ -7,6 +7,7 @@ A fixture is a small project in one file: `== path` begins a file, `== base` lis
 from __future__ import annotations
 
 import datetime
+import re
 import shutil
 from pathlib import Path
 
@@ -147,3 +148,56 @@ def test_lint_without_cache_skips_what_needs_it(demo: Demo, tool: Tool) -> None:
     shutil.rmtree(demo.cache)
     out = tool.ok(demo, "lint")
     assert "SKIP overlay-shadow (the upstream source is not in the cache)" in out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "count"),
+    [
+        ("A Name <a@invalid>", "", 1),
+        ("A Name <a@invalid>", "a@invalid", 1),
+        ("A Name <a@invalid>", "<a@invalid>", 1),
+        ("A Name <a@invalid>", "A <b> Name <a@invalid>", 1),
+        ("A Name <a@invalid>", "A > Name <a@invalid>", 1),
+        ("A Name <a@invalid>", "A Name <a@invalid> and more", 1),
+        ("A Name <a@invalid>", "A Name <a@invalid>\n <b@invalid>", 1),
+        ("A Name <a@invalid>", 'Ä. "N" O\'Name <>', 0),
+        ("2026-01-02", "1969-12-31", 1),
+        ("2026-01-02", "0001-01-01", 1),
+        ("2026-01-02", "1970-01-01", 0),
+        ("Removal: ", "Removal: \x1b[31m", 1),
+        ("Removal: ", "Removal: \x7f", 1),
+        ("Removal: ", "Removal: a\tb ", 0),
+    ],
+)
+def test_header_commit(tmp_path: Path, old: str, new: str, count: int) -> None:
+    text = (FIXTURES / "header-commit.pass").read_text()
+    assert old in text
+    subject = subject_of(text.replace(old, new, 1), tmp_path)
+    assert len(lint_rules.judge("header-commit", subject)) == count
+
+
+@pytest.mark.parametrize("author", ["foo", "A <b> N <a@invalid>", "A < b", "A <a@invalid> x", "<a@invalid"])
+def test_author_that_is_no_ident_is_named_by_every_verb(author: str, demo: Demo, tool: Tool) -> None:
+    path = demo.patches / "log.patch"
+    path.write_text(re.sub("Author: .*", f"Author: {author}", path.read_text()))
+    for verb, code in (("lint", 1), ("lock", 3), ("trees", 3), ("verify", 1)):
+        error = tool.refused(demo, verb, code=code)
+        assert "log" in error, verb
+        assert "is not `Name <address>`" in error, verb
+        assert "fast-import" not in error, verb
+
+
+@pytest.mark.parametrize("date", ["1969-12-31", "0001-01-01", "9999-12-31", "x", "2026-13-01", ""])
+def test_odd_dates_are_for_lint_to_name(date: str, demo: Demo, tool: Tool) -> None:
+    path = demo.patches / "log.patch"
+    path.write_text(path.read_text().replace("Last-Update: 2026-01-02", f"Last-Update: {date}"))
+    tool.ok(demo, "lock")
+    tool.ok(demo, "trees")
+    assert "log.patch" in tool.refused(demo, "lint", code=1)
+
+
+def test_nul_in_a_header_is_named(demo: Demo, tool: Tool) -> None:
+    path = demo.patches / "log.patch"
+    path.write_bytes(path.read_bytes().replace(b"Removal: ", b"Removal: \0"))
+    for verb, code in (("lint", 1), ("lock", 3), ("trees", 3)):
+        assert "holds a NUL" in tool.refused(demo, verb, code=code)
