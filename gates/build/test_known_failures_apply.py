@@ -62,8 +62,11 @@ _FUZZY = """\
 """
 
 
+_PRE_IMAGE = '    if change.old_id not in ("", NULL_ID) and'
+
+
 @case(
-    ("diff.py", "    if change.old_id != NULL_ID and", _FUZZY + "    if change.old_id != NULL_ID and"),
+    ("diff.py", _PRE_IMAGE, _FUZZY + _PRE_IMAGE),
     (
         "applying.py",
         "    mode = state.entries[change.path][0]\n    if mode",
