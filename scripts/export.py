@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from scripts import exporting, git, lockfile, stack, worktree
@@ -31,32 +32,51 @@ def run(project: Project, args: argparse.Namespace) -> int:
             "no tree is built", where=str(project.build / "trees"), action="run `python -m scripts trees` first"
         )
     with exclusive(project.build / "trees.lock"):
-        for name in names:
-            for path in export(project, lock.get(name)):
-                data(path)
+        plans = [plan(project, lock.get(name)) for name in names]
+        with Transaction(project) as change:
+            for made in plans:
+                for path, entry in made.steps.items():
+                    change.remove(path) if entry is None else change.write(path, *entry)
+        for made in plans:
+            settle(project, made)
+            for path in made.steps:
+                data(quote(os.fsencode(os.path.relpath(path, project.root))))
     return Exit.OK
 
 
-def export(project: Project, upstream: Upstream) -> list[str]:
-    """Write what the commits of one tree come to; returns the project paths that changed.
+@dataclass(frozen=True)
+class Plan:
+    """What an export of one tree does. `steps`: path -> (content, mode), or None where it goes."""
+
+    upstream: str
+    steps: dict[Path, tuple[bytes, str] | None]
+    stamp: worktree.Stamp
+    notes: list[str]
+
+
+def plan(project: Project, upstream: Upstream) -> Plan:
+    """What the commits of one tree come to; nothing of the project is changed.
 
     Raises:
-        ToolError: the tree is dirty, mid-operation, unpatched, two commits would write one file, or files and tree
-            both moved on. Nothing is changed then.
+        ToolError: the tree is dirty, mid-operation, unpatched, two commits would write one file, a message does not
+            fit into a header, or files and tree both moved on.
     """
     tree = project.tree(upstream.name)
     stamp = worktree.read_stamp(tree)
     if stamp is None:
         raise ToolError(
-            f"`{upstream.name}` has no tree built by this tool",
+            f"`{upstream.name}` has no tree built by this tool, or its record is damaged",
             where=str(tree),
-            action="run `python -m scripts trees` first",
+            action=worktree.put_aside(project, upstream.name)
+            if tree.exists()
+            else "run `python -m scripts trees` first",
             code=Exit.REFUSED,
         )
-    refuse_unfinished(tree)
+    refuse_unfinished(project, upstream.name)
     folder = project.patches(upstream.name)
-    old = {path.stem: path.read_bytes() for path in sorted(folder.glob("*.patch"))}
-    patches = exporting.read_patches(tree, stamp.base, old)
+    old = read_listed(project, upstream.name)
+    notes: list[str] = []
+    patches = exporting.read_patches(tree, stamp.base, old, notes)
     if old and not patches:
         raise ToolError(
             f"the tree of `{upstream.name}` has no patch on top of its base: export would delete {len(old)} patches",
@@ -80,27 +100,48 @@ def export(project: Project, upstream: Upstream) -> list[str]:
     if on_disk != result.digests:
         refuse_outside_edits(project, upstream, stamp, tree)
     head, content = _canonical(project, upstream, stamp, result)
-    changed: list[str] = []
-    with Transaction(project) as change:
-        for patch in patches:
-            if old.pop(patch.name, None) != patch.data:
-                changed.append(_write(project, change, folder / f"{patch.name}.patch", patch.data))
-        for name in old:
-            changed.append(_remove(project, change, folder / f"{name}.patch"))
-        if series != before:
-            changed.append(_write(project, change, folder / "series", series.encode()))
-        root = project.overlay(upstream.name)
-        known = {f.path: f for f in present}
-        for file in overlay:
-            if known.pop(file.path, None) != file:
-                changed.append(_write(project, change, root / os.fsdecode(file.path), file.data, file.mode))
-        for path in known:
-            changed.append(_remove(project, change, root / os.fsdecode(path)))
-    git.run(tree, "update-ref", "-m", "export", git.text(tree, "symbolic-ref", "--quiet", "HEAD"), head)
+    steps: dict[Path, tuple[bytes, str] | None] = {}
+    for patch in patches:
+        if old.pop(patch.name, None) != patch.data:
+            steps[folder / f"{patch.name}.patch"] = (patch.data, "100644")
+    for name in old:
+        steps[folder / f"{name}.patch"] = None
+    if series != before:
+        steps[folder / "series"] = (series.encode(), "100644")
+    root = project.overlay(upstream.name)
+    known = {f.path: f for f in present}
+    for file in overlay:
+        if known.pop(file.path, None) != file:
+            steps[root / os.fsdecode(file.path)] = (file.data, file.mode)
+    for path in known:
+        steps[root / os.fsdecode(path)] = None
+    notes.append(f"{upstream.name}: {len(patches)} patches, {len(overlay)} overlay files, {len(steps)} files changed")
+    new = worktree.Stamp(worktree.inputs_of(stamp.base, result), stamp.base, head, content)
+    return Plan(upstream.name, steps, new, notes)
+
+
+def settle(project: Project, made: Plan) -> None:
+    """Take the branch of the tree to the commits that the written files come to."""
+    tree = project.tree(made.upstream)
+    git.run(tree, "update-ref", "-m", "export", git.text(tree, "symbolic-ref", "--quiet", "HEAD"), made.stamp.head)
     git.run(tree, "update-ref", "-d", "refs/frontier/new")
-    worktree.write_stamp(tree, worktree.Stamp(worktree.inputs_of(stamp.base, result), stamp.base, head, content))
-    note(f"{upstream.name}: {len(patches)} patches, {len(overlay)} overlay files, {len(changed)} files changed")
-    return changed
+    worktree.write_stamp(tree, made.stamp)
+    for line in made.notes:
+        note(line)
+
+
+def read_listed(project: Project, upstream: str) -> dict[str, bytes]:
+    """The patch files of the series by name. Raises ToolError for patch files beside it, which nothing accounts for."""
+    folder = project.patches(upstream)
+    found = {path.stem: path for path in sorted(folder.glob("*.patch"))}
+    if strangers := sorted(set(found) - set(stack.read_series(project, upstream))):
+        raise ToolError(
+            f"the series does not list {', '.join(f'{name}.patch' for name in strangers)}",
+            where=str(folder),
+            action="list each in the series, or move it out of that folder; nothing was written",
+            code=Exit.REFUSED,
+        )
+    return {name: path.read_bytes() for name, path in found.items()}
 
 
 def _stack_of(
@@ -127,8 +168,9 @@ def _canonical(project: Project, upstream: Upstream, stamp: worktree.Stamp, resu
     return head, content
 
 
-def refuse_unfinished(tree: Path) -> None:
-    """Refuse a tree that is mid-operation or has uncommitted changes."""
+def refuse_unfinished(project: Project, upstream: str) -> None:
+    """Refuse a tree that is mid-operation, off its branch or damaged, or has uncommitted changes."""
+    tree = project.tree(upstream)
     if running := worktree.operation_running(tree):
         ends = "git bisect reset" if running == "bisect" else f"git {running.split()[0]} --continue / --abort"
         raise ToolError(
@@ -140,6 +182,8 @@ def refuse_unfinished(tree: Path) -> None:
     try:
         git.run(tree, "symbolic-ref", "--quiet", "HEAD")
     except git.GitError as exc:
+        if exc.code != 1:  # 1 is a HEAD that is whole and on no branch
+            raise damaged(project, upstream, exc) from exc
         raise ToolError(
             "the tree is on no branch",
             where=str(tree),
@@ -147,7 +191,11 @@ def refuse_unfinished(tree: Path) -> None:
             "then export",
             code=Exit.REFUSED,
         ) from exc
-    status = git.run(tree, "status", "--porcelain", "--untracked-files=normal", "-z").split(b"\0")[0]
+    try:
+        git.run(tree, "rev-parse", "--verify", "--quiet", "HEAD^{tree}")
+        status = git.run(tree, "status", "--porcelain", "--untracked-files=normal", "-z").split(b"\0")[0]
+    except git.GitError as exc:
+        raise damaged(project, upstream, exc) from exc
     if status:
         raise ToolError(
             f"uncommitted changes in the tree, the first is {status[3:].decode('utf-8', 'replace')!r}",
@@ -155,6 +203,17 @@ def refuse_unfinished(tree: Path) -> None:
             action="commit or stash them, then export",
             code=Exit.REFUSED,
         )
+
+
+def damaged(project: Project, upstream: str, exc: git.GitError) -> ToolError:
+    """The error for a tree whose repository git cannot read."""
+    reason = next((line for line in exc.stderr.splitlines() if line.strip()), "no commit can be read")
+    return ToolError(
+        f"git cannot read the tree of `{upstream}`: {reason}",
+        where=str(project.tree(upstream)),
+        action=worktree.put_aside(project, upstream),
+        code=Exit.REFUSED,
+    )
 
 
 def refuse_outside_edits(project: Project, upstream: Upstream, stamp: worktree.Stamp, tree: Path) -> None:
@@ -191,13 +250,3 @@ def series_text(old: str, names: list[str]) -> str:
         out += [*above.get(name, []), notes.get(name, f"{name}.patch")]
     out += held
     return "\n".join(out) + "\n" if out else ""
-
-
-def _write(project: Project, change: Transaction, path: Path, content: bytes, mode: str = "100644") -> str:
-    change.write(path, content, mode)
-    return quote(os.fsencode(os.path.relpath(path, project.root)))
-
-
-def _remove(project: Project, change: Transaction, path: Path) -> str:
-    change.remove(path)
-    return quote(os.fsencode(os.path.relpath(path, project.root)))

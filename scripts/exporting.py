@@ -73,17 +73,22 @@ def changes_of(tree: Path, commit: str, upstream_paths: set[bytes]) -> list[diff
     return changes
 
 
-def read_patches(tree: Path, base: str, old: dict[str, bytes]) -> list[Exported]:
+def read_patches(tree: Path, base: str, old: dict[str, bytes], left: list[str] | None = None) -> list[Exported]:
     """The patches of the commits after `base`.
 
     `old` maps names to the patch files of today: a patch whose bytes would change gets the commit's date as its
-    Last-Update. Raises ToolError when two commits would write one file.
+    Last-Update. `left` gets a sentence for each commit that is no patch and whose message is thus kept nowhere. Raises
+    ToolError when two commits would write one file, or a message does not fit into a header.
     """
     upstream_paths = set(git.ls_tree(tree, base))
     patches: dict[str, Exported] = {}
     for commit, author, date, message in commits_between(tree, base):
         changes = changes_of(tree, commit, upstream_paths)
         if not changes:
+            if left is not None and not message.startswith("Overlay\n\nOverlay: "):
+                left.append(
+                    f"commit {commit[:12]} changes overlay only, its message is not kept: {message.split(chr(10))[0]}"
+                )
             continue
         for change in changes:
             if change.new_mode is not None and change.new_mode != change.old_mode == "160000":
@@ -92,7 +97,16 @@ def read_patches(tree: Path, base: str, old: dict[str, bytes]) -> list[Exported]
                     where=str(tree),
                     action="leave submodules alone: their files are not part of this tree",
                 )
-        header, name = from_message(message)
+        try:
+            header, name = from_message(message)
+        except ValueError as exc:
+            raise ToolError(
+                f"the message of commit {commit[:12]} has lines that a patch header has no place for: {exc}",
+                where=str(tree),
+                action="reword it (git rebase -i): known fields once each, longer ones continued with a space, "
+                "free text as paragraphs of its own; nothing was written",
+                code=Exit.REFUSED,
+            ) from exc
         name = name or slug(header.get("Subject"))
         if not NAME_RULE.match(name):
             raise ToolError(
@@ -114,7 +128,7 @@ def read_patches(tree: Path, base: str, old: dict[str, bytes]) -> list[Exported]
 def _patch(
     name: str, header: Header, author: str, date: str, changes: list[diff.FileDiff], old: bytes | None, commit: str
 ) -> Exported:
-    if author != AUTHOR and (old is None or b"\nAuthor: " in old.partition(b"\n\n")[0]):
+    if author != AUTHOR and not header.get("Author") and (old is None or b"\nAuthor: " in old.partition(b"\n\n")[0]):
         header = header.with_field("Author", author)
     for field, value in (("Origin", "vendor"), ("Forwarded", "no"), ("Last-Update", date)):
         if not header.get(field):

@@ -96,7 +96,23 @@ def operation_running(tree: Path) -> str | None:
         "REVERT_HEAD": "revert",
         "BISECT_LOG": "bisect",
     }
-    return next((what for name, what in inside.items() if (tree / ".git" / name).exists()), None)
+    if found := next((what for name, what in inside.items() if (tree / ".git" / name).exists()), None):
+        return found
+    # Between two commits of several: the one that stopped is committed, the others still wait here.
+    try:
+        todo = (tree / ".git" / "sequencer" / "todo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "cherry-pick" if (tree / ".git" / "sequencer").exists() else None
+    return "revert" if todo.startswith("revert ") else "cherry-pick"
+
+
+def linked(tree: Path) -> str | None:
+    """A folder that `git worktree add` linked to `tree`: its index and HEAD lie inside the tree's repository."""
+    for record in sorted((tree / ".git" / "worktrees").glob("*/gitdir")):
+        place = Path(record.read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n"))
+        if os.path.lexists(record.parent / place) or (record.parent / "locked").exists():
+            return str((record.parent / place).parent)
+    return None
 
 
 def unexported(tree: Path, stamp: Stamp | None) -> str | None:
@@ -105,6 +121,8 @@ def unexported(tree: Path, stamp: Stamp | None) -> str | None:
         return "it was not built by this tool, or its record is damaged"
     if running := operation_running(tree):
         return f"a {running} is under way"
+    if place := linked(tree):
+        return f"the linked worktree {place}"
     try:
         words = ("status", "--porcelain=v2", "--branch", "--no-renames", "--untracked-files=normal", "-z")
         # Files as old as the index, all of a fresh tree, are compared by content; git may note that they are clean.
@@ -121,13 +139,34 @@ def unexported(tree: Path, stamp: Stamp | None) -> str | None:
     return beside
 
 
+def unreadable(tree: Path) -> bool:
+    """Whether git finds no commit at the head of `tree`, or no whole index."""
+    try:
+        git.run(tree, "rev-parse", "--verify", "--quiet", "HEAD^{tree}")
+        git.run(tree, "status", "--porcelain", "--untracked-files=no")
+    except git.GitError:
+        return True
+    return False
+
+
+def put_aside(project: Project, upstream: str) -> str:
+    """The way on with a tree that cannot be read any more, without losing what is in it."""
+    tree = project.tree(upstream)
+    aside = tree.with_name(f"{upstream}.aside")
+    return (
+        f"`mv {tree} {aside}`, run `python -m scripts trees`, and bring what you need of it to the new tree: "
+        f"commits by `git fetch {aside} main` and `git cherry-pick`, or the files themselves; or discard all of it "
+        "with `trees --force`"
+    )
+
+
 def elsewhere(tree: Path, head: str) -> str | None:
     """Commits that only a stash, another branch or a tag of `tree` holds: a rebuild starts without them."""
     lost = git.text(tree, "rev-list", "--max-count=1", "--exclude=refs/frontier/*", "--all", "--not", head)
     if not lost:
         return None
     refs = git.text(tree, "for-each-ref", "--format=%(refname)", "--contains", lost).split("\n")
-    found = [ref for ref in refs if not ref.startswith("refs/frontier/")]
+    found = [ref for ref in refs if ref and not ref.startswith("refs/frontier/")] or ["a detached HEAD"]
     return "a stash" if "refs/stash" in found else f"commits that only {found[0]} holds"
 
 
@@ -153,8 +192,7 @@ def build(
             raise ToolError(
                 f"the tree of `{upstream.name}` holds work that a rebuild would lose: {lost}",
                 where=str(final),
-                action="bring it to the branch, commit it and run `python -m scripts export`, or discard it with "
-                "`trees --force`",
+                action=_way_out(project, upstream, final, stamp),
                 code=Exit.REFUSED,
             )
     commits = compute(cached, stack, str(project.root))
@@ -168,6 +206,18 @@ def build(
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return stamp, True
+
+
+def _way_out(project: Project, upstream: Upstream, tree: Path, stamp: Stamp | None) -> str:
+    """What to do about work in a tree that a rebuild would lose."""
+    if stamp is None or unreadable(tree):
+        return put_aside(project, upstream.name)
+    if place := linked(tree):
+        return (
+            f"bring what it holds to the branch and `git -C {tree} worktree remove {place}`, or discard it with "
+            "`trees --force`"
+        )
+    return "bring it to the branch, commit it and run `python -m scripts export`, or discard it with `trees --force`"
 
 
 def write_tree(folder: Path, cached: Path, base: str, commits: list[Commit], inputs: str) -> Stamp:

@@ -183,3 +183,63 @@ def test_author_of_the_distribution_by_default(demo: Demo, tool: Tool, tmp_path:
     text = (demo.patches / "mine.patch").read_text()
     assert "private@invalid" not in text
     assert "Author:" not in text
+
+
+def test_patch_that_the_series_does_not_list(demo: Demo, tool: Tool) -> None:
+    write(demo.patches / "wip.patch", b"mine\n")
+    write(demo.patches / "notes.txt", b"mine too\n")
+    refuses(demo, tool, "wip.patch")
+    demo.change(demo.edit("b.txt", b"one\n", b"1\n"), "Another", "another")
+    refuses(demo, tool, "wip.patch")
+    (demo.patches / "wip.patch").unlink()
+    tool.ok(demo, "export")
+    assert (demo.patches / "notes.txt").exists()
+
+
+BREAKS = {
+    "no HEAD": lambda folder: (folder / "HEAD").write_bytes(b""),
+    "HEAD of nothing": lambda folder: (folder / "HEAD").write_bytes(b"x" * 50),
+    "no branch": lambda folder: (folder / "refs/heads/main").unlink(),
+    "broken index": lambda folder: (folder / "index").write_bytes(b"x"),
+    "broken record": lambda folder: (folder / "frontier.json").write_bytes(b"{"),
+    "no record": lambda folder: (folder / "frontier.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("kind", list(BREAKS))
+def test_damaged_tree_has_a_way_out(kind: str, demo: Demo, tool: Tool) -> None:
+    """Both verbs name the same way, it works, and the commits that were in the tree are still there to take."""
+    demo.change(demo.edit("b.txt", b"one\n", b"1\n"), "Mine", "mine")
+    commit = git(demo.tree, "rev-parse", "HEAD")
+    BREAKS[kind](demo.tree / ".git")
+    aside = demo.tree.with_name("demo.aside")
+    way = f"`mv {demo.tree} {aside}`, run `python -m scripts trees`"
+    refuses(demo, tool, way)
+    assert way in tool.refused(demo, "trees", code=6)
+    shutil.move(demo.tree, aside)
+    tool.ok(demo, "trees")
+    if "HEAD" not in kind and kind != "no branch":
+        git(demo.tree, "fetch", "-q", str(aside), "main")
+        git(demo.tree, "cherry-pick", commit)
+        assert "patches/demo/mine.patch" in tool.ok(demo, "export")
+
+
+def test_all_upstreams_or_none(demo: Demo, tool: Tool) -> None:
+    """With two trees, one of them dirty, the other is not exported either."""
+    lock = demo.root / "upstream.lock"
+    text = lock.read_text()
+    table = text[text.index("[upstream.demo]") :].partition("[upstream.demo.files]")[0]
+    empty = "".join(line + "\n" for line in table.splitlines())
+    for key in ("base-tree", "patched-tree", "digest"):
+        empty = "".join(f'{key} = ""\n' if line.startswith(key) else line + "\n" for line in empty.splitlines())
+    other = empty.replace("[upstream.demo]", "[upstream.other]") + "[upstream.other.files]\n"
+    lock.write_text(f"{text}\n{other}")
+    write(demo.root / "patches/other/series", b"")
+    tool.ok(demo, "lock")
+    tool.ok(demo, "trees")
+    demo.change(demo.edit("b.txt", b"one\n", b"1\n"), "Mine", "mine")
+    write(demo.root / "build/trees/other/b.txt", b"dirty\n")
+    head = git(demo.tree, "rev-parse", "HEAD")
+    refuses(demo, tool, "b.txt")
+    assert git(demo.tree, "rev-parse", "HEAD") == head
+    assert "mine.patch" in tool.ok(demo, "export", "demo")

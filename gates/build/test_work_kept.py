@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def test_overlay_turn_survives_a_kill_between_any_two_steps(demo: Demo, tool: To
     tool.ok(demo, "export")
     (demo.tree / "own/thing").unlink()
     demo.change({"own/thing/sub.txt": b"two\n", "own/thing/last.txt": b"three\n"}, "Second")
-    place = "            os.replace(staged, target)\n"
+    place = "            _move(staged, target)\n"
     dying = weakened(tmp_path / "dying", ("transaction.py", place, place + "            os.kill(os.getpid(), 9)\n"))
     assert dying.run(demo, "export").code == -9
     tool.ok(demo, "status")
@@ -158,3 +159,48 @@ def test_forced_rebuild_replaces_what_is_no_folder(kind: str, demo: Demo, tool: 
     if kind == "file":
         tool.ok(demo, "verify")
     assert (demo.folder / "elsewhere/.git").exists()
+
+
+@pytest.mark.parametrize("turn", ["on a branch", "detached", "detached with commits"])
+def test_linked_worktree_is_named(turn: str, demo: Demo, tool: Tool) -> None:
+    """Its index and HEAD lie in the repository of the tree."""
+    place = demo.folder / "linked"
+    git(demo.tree, "worktree", "add", "-q", *(["-b", "side"] if turn == "on a branch" else ["--detach"]), str(place))
+    if turn == "detached with commits":
+        git(place, "commit", "-q", "--allow-empty", "-m", "Side")
+    write(demo.overlay / "own/next.txt", b"x\n")
+    error = tool.refused(demo, "trees", code=6)
+    assert f"the linked worktree {place}" in error
+    assert f"worktree remove {place}" in error
+    assert git(place, "status", "--porcelain") == ""
+    git(demo.tree, "worktree", "remove", str(place))
+    tool.ok(demo, "trees")
+
+
+def test_worktree_whose_folder_is_gone_is_no_work(demo: Demo, tool: Tool) -> None:
+    git(demo.tree, "worktree", "add", "-q", "--detach", str(demo.folder / "linked"))
+    shutil.rmtree(demo.folder / "linked")
+    write(demo.overlay / "own/next.txt", b"x\n")
+    tool.ok(demo, "trees")
+
+
+@pytest.mark.parametrize("verb", ["cherry-pick", "revert"])
+def test_operation_of_several_commits_that_waits(verb: str, demo: Demo, tool: Tool) -> None:
+    """The commit it stopped at is made by hand: no CHERRY_PICK_HEAD is left, but commits still wait."""
+    git(demo.tree, "checkout", "-q", "-b", "side", "HEAD~1")
+    demo.change(demo.edit("b.txt", b"one\n", b"side\n"), "Clash", "clash")
+    demo.change(demo.edit("b.txt", b"three\n", b"3\n"), "Later", "later")
+    git(demo.tree, "checkout", "-q", "main")
+    demo.change(demo.edit("b.txt", b"one\n", b"main\n"), "Here", "here")
+    demo.change(demo.edit("b.txt", b"main\n", b"again\n"), "Here too", "here-too")
+    words = ["side~2..side"] if verb == "cherry-pick" else ["--no-edit", "HEAD~1", "HEAD~2"]
+    done = subprocess.run(["git", "-C", str(demo.tree), verb, *words], capture_output=True, check=False)
+    assert done.returncode
+    git(demo.tree, "add", "-A")
+    git(demo.tree, "commit", "-q", "--allow-empty", "-m", "Resolved")
+    assert not (demo.tree / ".git/CHERRY_PICK_HEAD").exists()
+    before = demo.snapshot()
+    error = tool.refused(demo, "export", code=6)
+    assert f"a {verb} is under way" in error
+    assert f"git {verb} --continue" in error
+    assert demo.snapshot() == before
