@@ -28,9 +28,7 @@ def _worker(utilization: float, model_type: str = "beam") -> SimpleNamespace:
         scheduler_config=SimpleNamespace(max_num_batched_tokens=4096),
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
-    runner = SimpleNamespace(
-        vllm_config=config, get_kv_cache_spec=dict, profile_run=lambda **k: None, mem_margin=None
-    )
+    runner = SimpleNamespace(vllm_config=config, get_kv_cache_spec=dict, profile_run=lambda **k: None, mem_margin=None)
     return SimpleNamespace(
         model_runner=runner,
         model_config=model,
