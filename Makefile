@@ -39,7 +39,7 @@ verify: $(DEV) ## prove that patches, overlay, lock and trees belong together
 	$(TOOL) verify
 
 guard: $(DEV) ## drop each patch in turn and see its guard fail: make guard PATCH=name
-	$(TOOL) guard $(PATCH)
+	$(TOOL) guard --make-env $(PATCH)
 
 rebase: $(DEV) ## rehearse another upstream: make rebase UPSTREAM=vllm-gaudi TO=v0.27.0rc0
 	$(TOOL) rebase --upstream "$(UPSTREAM)" --to "$(TO)"

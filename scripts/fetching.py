@@ -31,6 +31,14 @@ def ensure_base(project: Project, upstream: Upstream, *, recheck: bool = False) 
             tree = ""
         if tree and tree == (upstream.base_tree or tree):
             return final
+        if tree:
+            raise ToolError(
+                f"the lock's base-tree of `{upstream.name}` is {upstream.base_tree}, "
+                f"its source at {upstream.pin} gave {tree}",
+                where=str(project.lock),
+                action=f"restore base-tree there (git checkout upstream.lock); only if {final} may have been changed, "
+                "remove that folder and run `python -m scripts fetch`, which asks the source again",
+            )
         raise ToolError(
             f"the cached base of `{upstream.name}` is damaged",
             where=str(final),
@@ -60,8 +68,9 @@ def _from_local(repo: Path, source: Path, upstream: Upstream) -> str:
             )
         return sdist.import_archive(source, repo)
     if not source.is_dir():
+        state = "is neither a folder nor a file" if source.exists() else "does not exist"
         raise ToolError(
-            f"the source given for `{upstream.name}` does not exist",
+            f"the source given for `{upstream.name}` {state}",
             where=str(source),
             action="correct --source or its variable",
             code=Exit.UNREACHABLE,

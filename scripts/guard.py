@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts import cache, carrying, git, lint_rules, lockfile, pytest_run, runtime_path, stack, worktree
+from scripts import cache, carrying, env, git, lint_rules, lockfile, pytest_run, runtime_path, stack, worktree
 from scripts.applying import Commit, TreeState, apply_patch, overlay_commit
 from scripts.console import data, note
 from scripts.errors import Exit, ToolError
@@ -24,6 +26,7 @@ from scripts.stack import Patch, Stack
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("patch", nargs="*", help="name or <upstream>/<name>; default: every patch")
+    parser.add_argument("--make-env", action="store_true", help="first build the environments that the guards run in")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ def run(project: Project, args: argparse.Namespace) -> int:
     if not args.patch:
         chosen = [(name, patch) for name in lock.upstreams for patch in stack.read_series(project, name)]
     bad = 0
+    if args.make_env:
+        make_environments(project, lock, chosen)
     with exclusive(project.build / "trees.lock"):
         loaded = {name: stack.load(project, name) for name in lock.upstreams}
         for name in lock.upstreams:
@@ -50,6 +55,17 @@ def run(project: Project, args: argparse.Namespace) -> int:
             data(f"{name}/{patch} {verdict}")
             bad += verdict.split()[0] in ("FAIL", "ERROR")
     return Exit.CHECK_FAILED if bad else Exit.OK
+
+
+def make_environments(project: Project, lock: Lock, chosen: list[tuple[str, str]]) -> None:
+    """Build or repair what the guards of `chosen` run in, less what the user named an interpreter for."""
+    loaded = {name: stack.load(project, name) for name in lock.upstreams}
+    nodes = [p.header.get("Guard") for name in loaded for p in loaded[name].patches if (name, p.name) in chosen]
+    wanted = {pytest_run.environment_of(node) for node in nodes} - {"dev"}
+    names = sorted(name for name in wanted if not os.environ.get(pytest_run.PYTHON_VARIABLE + name.upper()))
+    if names:
+        with contextlib.redirect_stdout(sys.stderr):
+            env.run(project, argparse.Namespace(names=names, python=None, check=False))
 
 
 def check(project: Project, lock: Lock, loaded: Stack, name: str) -> str:

@@ -8,6 +8,7 @@ on the change is carried out and, when interrupted, carried out again by the nex
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -33,8 +34,24 @@ class Transaction:
     def __enter__(self) -> Transaction:
         recover_root(self._root, self._folder)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._stage = Path(tempfile.mkdtemp(prefix=".stage-", dir=self._folder.parent))
+        with exclusive(self._folder / "lock"):
+            self._clear_stages()
+            self._stage = Path(tempfile.mkdtemp(prefix=".stage-", dir=self._folder.parent))
+            self._held = os.open(self._stage, os.O_RDONLY)
+            fcntl.flock(self._held, fcntl.LOCK_EX)
         return self
+
+    def _clear_stages(self) -> None:
+        """Remove what killed runs staged and never committed: each run under way holds its own."""
+        for left in self._folder.parent.glob(".stage-*"):
+            handle = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            except BlockingIOError:
+                continue
+            finally:
+                os.close(handle)
 
     def write(self, path: Path, content: bytes, mode: str = "100644") -> None:
         """Give `path` this content; mode 120000 makes a link with `content` as its target."""
@@ -82,6 +99,7 @@ class Transaction:
                     _carry_out(self._root, self._folder / "pending")
         finally:
             shutil.rmtree(self._stage, ignore_errors=True)
+            os.close(self._held)
 
 
 def recover(project: Project) -> None:

@@ -134,6 +134,8 @@ def unexported(tree: Path, stamp: Stamp | None) -> str | None:
     if changed is not None:
         path = changed.split(b" ", 1 if changed[:1] == b"?" else 10 if changed[:1] == b"u" else 8)[-1]
         return f"uncommitted changes, the first is {path.decode('utf-8', 'replace')!r}"
+    if hidden := hidden_change(tree):
+        return f"a change to {quote(hidden)}, which git was told not to look at (update-index)"
     if b"# branch.oid " + stamp.head.encode() not in status:
         return "commits that were not exported"
     return beside
@@ -158,6 +160,19 @@ def put_aside(project: Project, upstream: str) -> str:
         f"commits by `git fetch {aside} main` and `git cherry-pick`, or the files themselves; or discard all of it "
         "with `trees --force`"
     )
+
+
+def hidden_change(tree: Path) -> bytes | None:
+    """A changed file that is marked assume-unchanged or skip-worktree, so that `git status` leaves it out."""
+    marked = [r for r in git.run(tree, "ls-files", "-v", "-z").split(b"\0") if r[:1].islower() or r[:1] == b"S"]
+    if not marked:
+        return None
+    with tempfile.TemporaryDirectory(prefix="frontier-") as scratch:
+        env = {"GIT_INDEX_FILE": os.path.join(scratch, "index")}
+        git.run(tree, "read-tree", "HEAD", env=env)
+        fresh = git.run(tree, "status", "--porcelain", "--no-renames", "--untracked-files=no", "-z", env=env)
+    changed = {record[3:] for record in fresh.split(b"\0")}
+    return next((record[2:] for record in marked if record[2:] in changed), None)
 
 
 def elsewhere(tree: Path, head: str) -> str | None:

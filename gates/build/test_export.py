@@ -243,3 +243,25 @@ def test_all_upstreams_or_none(demo: Demo, tool: Tool) -> None:
     refuses(demo, tool, "b.txt")
     assert git(demo.tree, "rev-parse", "HEAD") == head
     assert "mine.patch" in tool.ok(demo, "export", "demo")
+
+
+def test_removed_line_of_the_series_names_what_works(demo: Demo, tool: Tool) -> None:
+    """Patches of one file are pinned to each other: dropping the first is for git, as the message says."""
+    path, series = demo.patches / "five.patch", demo.patches / "series"
+    kept, listed = path.read_bytes(), series.read_bytes()
+    path.unlink()
+    series.write_text("twenty.patch\nlog.patch\n")
+    error = tool.refused(demo, "trees")
+    assert "git rebase -i refs/frontier/base" in error
+    assert "`export`" in error
+    path.write_bytes(kept)
+    series.write_bytes(listed)
+    env = {"GIT_SEQUENCE_EDITOR": "sed -i 1d", "GIT_CONFIG_GLOBAL": "/dev/null", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        ["git", "rebase", "-q", "-i", "refs/frontier/base"], cwd=demo.tree, env=env, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "patches/demo/five.patch" in tool.ok(demo, "export").splitlines()
+    assert series.read_text() == "twenty.patch\nlog.patch\n"
+    tool.ok(demo, "lock")
+    tool.ok(demo, "verify")

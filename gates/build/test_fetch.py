@@ -325,3 +325,23 @@ def test_damaged_cache_entry_is_named(bare: Demo, tool: Tool) -> None:
     assert "remove" in error
     shutil.rmtree(repo)
     tool.ok(bare, "trees")
+
+
+def test_changed_base_tree_is_told_from_a_damaged_cache(demo: Demo, tool: Tool) -> None:
+    lock = demo.root / "upstream.lock"
+    text = lock.read_text()
+    tree = text.split('base-tree = "')[1][:40]
+    lock.write_text(text.replace(tree, "1" * 40))
+    for verb, code in (("trees", 3), ("lock", 3), ("verify", 1)):
+        error = tool.refused(demo, verb, code=code)
+        assert f"the lock's base-tree of `demo` is {'1' * 40}" in error, verb
+        assert tree in error
+        assert "damaged" not in error
+        assert str(lock) in error
+    lock.write_text(text)
+    tool.ok(demo, "verify")
+
+
+def test_source_that_is_no_file(bare: Demo, tool: Tool) -> None:
+    assert "neither a folder nor a file" in tool.refused(bare, "fetch", "--source", "demo=/dev/null", code=4)
+    assert "does not exist" in tool.refused(bare, "fetch", "--source", "demo=/nonexistent/x", code=4)

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from gates.build.demo import FIELDS, Demo, Tool, weakened, write
+from scripts import env
 
 TESTS = """\
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +116,24 @@ def test_environment_that_is_missing(demo: Demo, tool: Tool) -> None:
     tool.ok(demo, "export")
     error = tool.refused(demo, "guard", "guarded")
     assert "VLLM_GAUDI_FRONTIER_PYTHON_SERVE" in error
+
+
+def test_environments_of_the_chosen_guards_are_made_first(
+    demo: Demo, tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the guards need and no others; where the user named an interpreter, that one stands."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(env, "run", lambda project, args: asked.append(args.names))
+    for number, folder in enumerate(("cpu", "oracle", "cpu")):
+        write(demo.root / f"gates/{folder}/test_y{number}.py", b"def test_y():\n    pass\n")
+        fields = FIELDS.replace("gates/test_demo.py::test_x", f"gates/{folder}/test_y{number}.py::test_y")
+        text = (demo.tree / "b.txt").read_bytes()
+        demo.change({"b.txt": b"%d\n" % number + text}, f"Hook {number}", f"hook{number}", fields)
+    tool.ok(demo, "export")
+    demo.env.update(VLLM_GAUDI_FRONTIER_PYTHON_HF=sys.executable)
+    tool.run(demo, "guard", "--make-env", "five")
+    assert asked == []
+    tool.run(demo, "guard", "--make-env", "hook0", "hook1", "hook2")
+    assert asked == [["serve"]]
+    tool.run(demo, "guard", "hook0")
+    assert asked == [["serve"]]

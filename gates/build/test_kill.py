@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gates.build.demo import Demo, Tool, git, weakened
+from gates.build.demo import Demo, Tool, git, weakened, write
 from gates.build.sdists import make_sdist_demo
 
 POINTS = 10
@@ -181,3 +182,19 @@ def test_two_runs_at_once(demo: Demo, tool: Tool, verb: str) -> None:
     assert [run.returncode for run in runs] == [0, 0], said
     tool.ok(demo, "lock")
     tool.ok(demo, "verify")
+
+
+def test_what_a_killed_run_had_staged_goes(demo: Demo, tool: Tool) -> None:
+    """Of a run before its commit nothing is left; that of a run under way is not touched."""
+    dead, alive = (demo.root / f"build/.stage-{name}" for name in ("dead", "alive"))
+    for folder in (dead, alive):
+        write(folder / "0", b"x")
+    handle = os.open(alive, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    demo.change({"own/more.txt": b"x\n"}, "More")
+    tool.ok(demo, "export")
+    assert [p.name for p in (demo.root / "build").glob(".stage-*")] == [alive.name]
+    os.close(handle)
+    demo.change({"own/more.txt": b"y\n"}, "More")
+    tool.ok(demo, "export")
+    assert not list((demo.root / "build").glob(".stage-*"))

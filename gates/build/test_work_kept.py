@@ -36,10 +36,22 @@ def hidden_file(demo: Demo) -> None:
     write(demo.tree / "precious.txt", b"x\n")
 
 
+def assumed_unchanged(demo: Demo) -> None:
+    git(demo.tree, "update-index", "--assume-unchanged", "b.txt")
+    write(demo.tree / "b.txt", b"my work\n")
+
+
+def skipped(demo: Demo) -> None:
+    git(demo.tree, "update-index", "--skip-worktree", "b.txt")
+    write(demo.tree / "b.txt", b"my work\n")
+
+
 WORK: dict[str, tuple[Callable[[Demo], None], str]] = {
     "stash": (stash, "a stash"),
     "branch": (other_branch, "only refs/heads/wip holds"),
     "tag": (tag, "only refs/tags/keep holds"),
+    "assumed unchanged": (assumed_unchanged, "a change to b.txt"),
+    "skipped": (skipped, "a change to b.txt"),
     "hidden untracked file": (hidden_file, "'precious.txt'"),
 }
 
@@ -204,3 +216,10 @@ def test_operation_of_several_commits_that_waits(verb: str, demo: Demo, tool: To
     assert f"a {verb} is under way" in error
     assert f"git {verb} --continue" in error
     assert demo.snapshot() == before
+
+
+def test_mark_without_a_change_is_no_work(demo: Demo, tool: Tool) -> None:
+    git(demo.tree, "update-index", "--assume-unchanged", "b.txt")
+    assert "unchanged" in tool.ok(demo, "trees")
+    write(demo.overlay / "own/next.txt", b"x\n")
+    assert "rebuilt" in tool.ok(demo, "trees")
