@@ -65,7 +65,7 @@ def test_upstream_names_that_would_be_paths(bare: Demo, tool: Tool, name: str) -
 def test_requirement_that_carries_pip_options(bare: Demo, tool: Tool, address: str) -> None:
     relock(bare, 'kind = "git"', 'kind = "sdist"')
     relock(bare, f'address = "{bare.upstream}"', f'address = "{address}"')
-    relock(bare, "commit = ", 'sha256 = "' + "0" * 64 + '"\nunused = ')
+    relock(bare, "commit = ", 'sha256 = "' + "0" * 64 + '" # ')
     assert "upstream.demo.address" in tool.refused(bare, "fetch")
 
 

@@ -88,8 +88,12 @@ def test_a_damaged_journal_is_named(demo: Demo, tool: Tool, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null", '{"after": 1}'])
-def test_a_damaged_record_of_a_rebase_is_none(demo: Demo, tool: Tool, text: str) -> None:
+def test_a_damaged_record_of_a_rebase_is_named(demo: Demo, tool: Tool, text: str) -> None:
+    """Taken for none, the next rebase would remove the tree in which someone resolved a conflict."""
     write(demo.root / "build/rebase/demo/session.json", text.encode())
+    error = tool.refused(demo, "rebase", "--upstream", "demo", "--abort", code=6)
+    assert "the record of the rebase of `demo` under way is damaged" in error
+    shutil.rmtree(demo.root / "build/rebase/demo")
     assert "no rebase of `demo` is under way" in tool.refused(demo, "rebase", "--upstream", "demo", "--abort", code=6)
 
 
