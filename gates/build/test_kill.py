@@ -60,7 +60,10 @@ def test_fetch(tmp_path: Path, tool: Tool) -> None:
     killed = 0
     extra = {f"demo/m{n}.py": os.urandom(2000) for n in range(200)}
     demo, _ = make_sdist_demo(tmp_path, extra=extra)
-    for moment in moments(duration(demo, tool, "fetch")):
+    whole = duration(demo, tool, "fetch")
+    shutil.rmtree(demo.cache, ignore_errors=True)
+    whole = min(whole, duration(demo, tool, "fetch"))  # the first run may also have compiled the tool
+    for moment in moments(whole):
         shutil.rmtree(demo.cache, ignore_errors=True)
         killed += run_and_kill(demo, tool, moment, "fetch")
         for entry in (demo.cache / "base").glob("*.git") if (demo.cache / "base").exists() else []:
