@@ -10,6 +10,7 @@ server.meters                      # one JSON summary per process, after the ser
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -24,10 +25,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gates.hpusim.inherited import inherited
 
+_PR_SET_PDEATHSIG = 1  # prctl(2): the signal a process gets when its parent ends
 # Modes of the plug-in: environment and engine arguments.
 MODES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "eager": ({"PT_HPU_LAZY_MODE": "0"}, {"enforce_eager": True}),
@@ -121,9 +123,7 @@ def run_engine(
         ]
         values = environment(mode, in_process, **{"HPUSIM_METERS": str(folder / "meters-{pid}.json"), **(env or {})})
         with open(folder / "log", "w") as log:
-            process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=values, start_new_session=True
-            )
+            process = _start(command, log, values)
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -134,6 +134,18 @@ def run_engine(
         problem = f"timed out after {timeout:g} s" if code is None else f"exit code {code}"
         assert code == 0, f"engine run: {problem}\n{text[-6000:]}"
         return Run(json.loads((folder / "answer.json").read_text()), text, read_meters(folder))
+
+
+def _start(command: list[str], log: IO[str], values: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process that leads a group of its own, so that Ctrl-C reaches this one first, and ends when this one does."""
+    libc = ctypes.CDLL(None)
+
+    def follow_the_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return subprocess.Popen(
+        command, stdout=log, stderr=subprocess.STDOUT, env=values, start_new_session=True, preexec_fn=follow_the_parent
+    )
 
 
 def _end(process: subprocess.Popen[bytes], patience: float = 20) -> int | None:
@@ -244,9 +256,7 @@ def serve(
             *arguments,
         ]
         with open(log_path, "w") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=values, start_new_session=True
-            )
+            process = _start(command, output, values)
         server = Server(f"http://127.0.0.1:{port}", process, folder, "tiny", log_path)
         try:
             wait_until_ready(server, timeout)

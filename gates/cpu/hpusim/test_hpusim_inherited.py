@@ -127,3 +127,18 @@ def test_a_second_interrupt_leaves_no_process_behind(monkeypatch):
         testing._end(process)
     assert process.poll() is not None
     assert gone(child)
+
+
+def test_a_killed_run_takes_its_engine_along(tmp_path):
+    """SIGKILL runs no `finally`: the kernel has to tell the engine."""
+    script = (
+        "import os, sys, time\nfrom gates.hpusim import testing\nlog = open(sys.argv[1], 'w')\n"
+        "print(testing._start(['sleep', '600'], log, dict(os.environ)).pid, flush=True)\ntime.sleep(600)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "log")]
+    runner = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    engine = int(runner.stdout.readline())
+    assert not gone(engine, patience=0.2)
+    runner.kill()
+    runner.wait()
+    assert gone(engine)
