@@ -72,19 +72,8 @@ def tensors(table: dict[str, Entry], seed: int, how: Statistics) -> dict[str, to
     return values
 
 
-def write(
-    folder: str | Path,
-    config: dict,
-    *,
-    seed: int = 17,
-    how: Statistics = GRID,
-    mxfp4: bool = False,
-    shards: int = 3,
-) -> Path:
-    """Write a checkpoint of text config `config` into `folder` (created) and return it."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_shards(folder, tensors(layout(config, mxfp4=mxfp4), seed, how), shards)
+def write_config(folder: Path, config: dict, mxfp4: bool) -> None:
+    """`config.json` with the layer list spelled out and, for MXFP4, Quark's section."""
     text = {**config, "dtype": "bfloat16", "mlp_layer_types": mlp_types(config)}
     wrapper = {
         "architectures": ["MuseSparkForConditionalGeneration"],
@@ -98,6 +87,22 @@ def write(
     if mxfp4:
         wrapper["quantization_config"] = quantization_config(config)
     (folder / "config.json").write_text(json.dumps(wrapper, indent=1))
+
+
+def write(
+    folder: str | Path,
+    config: dict,
+    *,
+    seed: int = 17,
+    how: Statistics = GRID,
+    mxfp4: bool = False,
+    shards: int = 3,
+) -> Path:
+    """Write a checkpoint of text config `config` into `folder` (created) and return it."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_shards(folder, tensors(layout(config, mxfp4=mxfp4), seed, how), shards)
+    write_config(folder, config, mxfp4)
     return folder
 
 

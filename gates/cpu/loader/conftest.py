@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small Beam checkpoints, and models loaded from them as any rank of a node would."""
+"""Small checkpoints of both models, and models loaded from them as any rank of a node would."""
 
 import os
 import sys
@@ -15,20 +15,23 @@ import pytest
 import torch
 from rank_model import SHAPE, build
 
-from gates.checkpoints import beam
+from gates.checkpoints import beam, muse
 from gates.checkpoints.beam_values import HOSTILE
+from gates.checkpoints.muse_shapes import SHAPES as MUSE_SHAPES
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
-    """Factory: layout -> checkpoint directory."""
+    """Factory: layout -> checkpoint directory; `mxfp4=...` makes it one of Muse Spark."""
     made = {}
 
     def make(**layout):
         key = tuple(sorted(layout.items(), key=str))
-        if key not in made:
+        if key not in made and "mxfp4" in layout:
+            made[key] = muse.write(tmp_path_factory.mktemp("muse"), MUSE_SHAPES["tiny"], **layout)
+        elif key not in made:
             made[key] = beam.write(tmp_path_factory.mktemp("beam"), SHAPE, how=HOSTILE, **layout)
         return made[key]
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build and load a model as one rank of a group, in one process: ranks only differ in what they keep."""
+"""Build and load a model as one rank of a group, in one process: ranks only differ in what they keep.
+
+Muse Spark has no flag for expert parallelism; there it stands for two expert groups.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from harness import BLOCK, _distributed, plugins
+from harness import BLOCK, _distributed, plugins, settings
 from vllm.config import set_current_vllm_config
-from vllm.distributed import parallel_state
+from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment, parallel_state
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.fused_moe import expert_map_manager
+from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.model_loader.utils import initialize_model
 
@@ -42,8 +46,7 @@ def as_rank(rank: int, size: int):
             group.rank_in_group, group.world_size = old_rank, old_size
 
 
-@contextmanager
-def _prepared(folder: Path, load_format: str, tp: int, rank: int, expert_parallel: bool, **extra: int):
+def _config(folder: Path, load_format: str, tp: int, expert_parallel: bool, **extra: int):
     plugins()
     arguments = EngineArgs(
         model=str(folder),
@@ -57,13 +60,35 @@ def _prepared(folder: Path, load_format: str, tp: int, rank: int, expert_paralle
     )
     config = arguments.create_engine_config()
     config.parallel_config.tensor_parallel_size = tp
-    config.parallel_config.enable_expert_parallel = expert_parallel
+    muse = config.model_config.hf_config.model_type == "muse_spark"
+    config.parallel_config.enable_expert_parallel = expert_parallel and not muse
+    return config
+
+
+def _groups(tp: int, expert_parallel: bool):
+    return settings(VLLM_MUSE_EXPERT_GROUPS=str(min(tp, 2) if expert_parallel else 1))
+
+
+@contextmanager
+def _prepared(folder: Path, load_format: str, tp: int, rank: int, expert_parallel: bool, **extra: int):
+    config = _config(folder, load_format, tp, expert_parallel, **extra)
     with ExitStack() as stack:
+        stack.enter_context(_groups(tp, expert_parallel))
         stack.enter_context(set_current_vllm_config(config))
         _distributed()
         stack.enter_context(as_rank(rank, tp))
         # A refused load leaves the model's dtype as torch's default.
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        yield config
+
+
+@contextmanager
+def as_world(folder: Path, load_format: str, tp: int, rank: int, address: str, expert_parallel: bool, **extra: int):
+    """This process as rank `rank` of `tp` real ones that meet at `address`; gives the engine's config."""
+    config = _config(folder, load_format, tp, expert_parallel, **extra)
+    with _groups(tp, expert_parallel), set_current_vllm_config(config):
+        init_distributed_environment(tp, rank, address, rank, backend="hccl")
+        ensure_model_parallel_initialized(tp, 1)
         yield config
 
 
@@ -74,7 +99,7 @@ def load(folder: Path, load_format: str, tp: int = 1, rank: int = 0, expert_para
 
 
 def build(folder: Path, tp: int = 1, rank: int = 0, expert_parallel: bool = False, device: str = "hpu"):
-    """The same model before anything is loaded, every parameter byte 0x5a (unless on `meta`)."""
+    """The same model before anything is loaded, every parameter byte to be loaded 0x5a (unless on `meta`)."""
     determine = expert_map_manager.determine_expert_map
 
     def on_host(*args, **kwargs):
@@ -86,6 +111,10 @@ def build(folder: Path, tp: int = 1, rank: int = 0, expert_parallel: bool = Fals
         # The manager logs the values of its map, which meta tensors do not have.
         with torch.device(device), mock.patch.object(expert_map_manager, "determine_expert_map", on_host):
             model = initialize_model(vllm_config=config)
-    for parameter in model.parameters():
-        parameter.data.view(torch.uint8).fill_(0x5A)
+    model.vllm_config = config
+    for module in model.modules():
+        # Scales of the cache keep their defaults where a checkpoint has none.
+        if not isinstance(getattr(module, "quant_method", None), BaseKVCacheMethod):
+            for parameter in module.parameters(recurse=False):
+                parameter.data.view(torch.uint8).fill_(0x5A)
     return model

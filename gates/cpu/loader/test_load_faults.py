@@ -72,6 +72,41 @@ FLAWS = {
 }
 
 
+MUSE_LAST = "model.language_model.layers.6.mlp.experts.3."
+MUSE_FLAWS = {
+    "missing packed weight": (drop(MUSE_LAST + "up_proj.weight"), r"experts\.3\.up_proj\.weight"),
+    "missing E8M0 scale": (drop(MUSE_LAST + "up_proj.weight_scale"), r"experts\.3\.up_proj\.weight_scale"),
+    "scale of a group too few": (
+        replace(MUSE_LAST + "up_proj.weight_scale", lambda t: t[:, 1:].contiguous()),
+        r"up_proj\.weight_scale: shape \(256, 2\)",
+    ),
+    "scales by row": (
+        replace(MUSE_LAST + "down_proj.weight_scale", lambda t: t.t().contiguous()),
+        r"down_proj\.weight_scale: shape \(8, 96\)",
+    ),
+    "unpacked": (
+        replace(MUSE_LAST + "up_proj.weight", lambda t: t.repeat(1, 2)),
+        r"up_proj\.weight: shape \(256, 96\)",
+    ),
+    "float scales": (
+        replace(MUSE_LAST + "up_proj.weight_scale", lambda t: t.float()),
+        r"up_proj\.weight_scale: stored as float32",
+    ),
+    "plain where packed": (
+        replace(MUSE_LAST + "up_proj.weight", lambda t: t.to(torch.bfloat16)),
+        "quantization_config says MXFP4",
+    ),
+    "quantised attention": (
+        replace(
+            "model.language_model.layers.6.self_attn.q_proj.weight_scale",
+            lambda _: torch.zeros(128, 4, dtype=torch.uint8),
+        ),
+        "only routed experts may be",
+    ),
+    "unknown": (replace("model.language_model.layers.6.extra", lambda _: torch.zeros(1)), "no such tensor in Muse"),
+}
+
+
 def load_into(model, folder, **extra):
     config = model.vllm_config
     config.model_config.model = str(folder)
@@ -81,9 +116,11 @@ def load_into(model, folder, **extra):
     return loader.totals
 
 
-@pytest.mark.parametrize("flaw", FLAWS)
-def test_a_flawed_checkpoint_changes_nothing(copy, empty_model, flaw, monkeypatch):
-    change, message = FLAWS[flaw]
+@pytest.mark.parametrize("flaw", [*FLAWS, *MUSE_FLAWS])
+def test_a_flawed_checkpoint_changes_nothing(checkpoint, copy, empty_model, flaw, monkeypatch, tmp_path):
+    change, message = {**FLAWS, **MUSE_FLAWS}[flaw]
+    if flaw in MUSE_FLAWS:
+        copy = shutil.copytree(checkpoint(mxfp4=True), tmp_path / "muse")
     model = empty_model(copy)
     before = state_digest(model)
     change(copy)
@@ -155,6 +192,22 @@ def test_damaged_scales_and_routers_are_refused_as_stock_refuses_them(copy, name
             load(copy, load_format)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (MUSE_LAST + "down_proj.weight_scale", 255, r"scale byte 255 \(NaN\)"),
+        ("model.language_model.layers.6.mlp.gate.weight", float("nan"), "NaN or infinity"),
+        ("model.language_model.layers.6.mlp.gate.e_score_correction_bias", float("inf"), "NaN or infinity"),
+    ],
+)
+def test_damaged_values_of_muse_are_refused_by_both_loaders(checkpoint, tmp_path, name, value, message):
+    folder = shutil.copytree(checkpoint(mxfp4=True), tmp_path / "muse")
+    edit(folder, lambda tensors: tensors[name].view(-1)[-1:].fill_(value))
+    for load_format in ("auto", "frontier"):
+        with pytest.raises(ValueError, match=f"{name}: holds {message}"):
+            load(folder, load_format)
+
+
 def test_a_load_that_fails_is_not_served(copy, monkeypatch):
     faulty_read(monkeypatch, lambda file, offset: os.truncate(file, offset))
     with pytest.raises(CheckpointError):
@@ -163,19 +216,19 @@ def test_a_load_that_fails_is_not_served(copy, monkeypatch):
 
 def test_delays_and_shuffled_completion_change_nothing(copy, monkeypatch):
     expected = state_digest(load(copy, "beam", 2, 1))
-    real_read, real_jobs, dice = reader.Files.read, reader.jobs_of, random.Random(5)
+    real_read, real_jobs, dice = reader.Files.read, reader.join, random.Random(5)
 
     def slow(self, file, buffers, offset):
         real_read(self, file, buffers, offset)
         time.sleep(dice.choice((0, 0, 0.003)))
 
-    def shuffled(stack, limit):
-        jobs = real_jobs(stack, limit)
+    def shuffled(*args):
+        jobs = real_jobs(*args)
         dice.shuffle(jobs)
         return jobs
 
     monkeypatch.setattr(reader.Files, "read", slow)
-    monkeypatch.setattr(reader, "jobs_of", shuffled)
+    monkeypatch.setattr(reader, "join", shuffled)
     assert state_digest(load(copy, "beam", 2, 1, threads=5, host_bytes=1 << 13)) == expected
 
 
@@ -203,11 +256,11 @@ def test_every_fp8_byte_survives_as_stock_has_it(copy):
 
 def test_a_pass_over_wrong_bytes_would_be_seen(copy, monkeypatch):
     """Control: a piece that lands one row off gives another digest."""
-    expected, real = state_digest(load(copy, "beam"))[0], reader._place
+    expected, real = state_digest(load(copy, "beam"))[0], reader.target_of
 
     def shifted(piece, stack, host):
         place = real(piece, stack, host)
         return place.roll(1, 0) if "experts.3.up_proj.weight" in piece.move.source.name else place
 
-    monkeypatch.setattr(reader, "_place", shifted)
+    monkeypatch.setattr(reader, "target_of", shifted)
     assert state_digest(load(copy, "beam"))[0] != expected

@@ -7,9 +7,10 @@ import pytest
 import torch
 from rank_model import as_rank
 
+from vllm_gaudi.loader.coverage import check_coverage
 from vllm_gaudi.loader.headers import CheckpointError, read_checkpoint
-from vllm_gaudi.loader.placement import Region
-from vllm_gaudi.loader.plan import check_coverage, make_plan
+from vllm_gaudi.loader.plan import make_plan
+from vllm_gaudi.loader.region import Region
 from vllm_gaudi.loader.rescale import Rescale
 
 EXPERT = "model.layers.4.mlp.experts.3.up_proj.weight"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch.distributed import Store
 FAILED = "failed"
 LINGER = 5.0  # seconds
 POLL = 0.05  # seconds between two looks while waiting for the others
+PART = 4 << 20  # bytes of one value; the TCP store takes no more than 8 MiB
 
 
 class PeerError(RuntimeError):
@@ -60,10 +61,10 @@ class Agreement:
                 f"the store that the ranks share is gone ({error}); a rank has died, see its log"
             ) from error
 
-    def check(self) -> None:
-        """Raise PeerError if another rank has failed or died."""
+    def check(self, among: Iterable[int] | None = None) -> None:
+        """Raise PeerError if another rank has failed, or one `among` these (default: all) has died."""
         self._listen()
-        for rank in range(self.ranks):
+        for rank in range(self.ranks) if among is None else among:
             if self._gone(rank):
                 # It may have failed and left between the two looks; its own words are better.
                 self._listen()
@@ -106,11 +107,38 @@ class Agreement:
         """
         self._ask(lambda: self.store.set(f"{stage}/{self.rank}", "here"))
         missing = set(range(self.ranks))
-        while missing:
-            self.check()
+        while True:
             missing = {rank for rank in missing if not self._ask(lambda r=rank: self.store.check([f"{stage}/{r}"]))}
-            if missing:
-                time.sleep(POLL)
+            if not missing:
+                return
+            # One that has arrived may have left by now, as all had arrived.
+            self.check(missing)
+            time.sleep(POLL)
+
+    def node(self) -> list[int]:
+        """The ranks of this machine, this one included; after a `meet` these are all."""
+        peers = ((rank, self._peer(rank)) for rank in range(self.ranks) if rank != self.rank)
+        return sorted([self.rank, *(rank for rank, peer in peers if peer and peer["machine"] == self._machine)])
+
+    def give(self, key: str, value: bytes) -> None:
+        """Leave `value` for the others under this rank's `key`; once only."""
+        count = -(-len(value) // PART)
+        for part in range(count):
+            piece = value[part * PART : (part + 1) * PART]
+            self._ask(lambda p=part, v=piece: self.store.set(f"{key}/{self.rank}/{p}", v))
+        self._ask(lambda: self.store.set(f"{key}/{self.rank}", str(count)))
+
+    def take(self, key: str, rank: int) -> bytes:
+        """What `rank` has given under `key`, waiting for it.
+
+        Raises:
+            PeerError: a rank failed or died meanwhile.
+        """
+        while not self._ask(lambda: self.store.check([f"{key}/{rank}"])):
+            self.check()
+            time.sleep(POLL)
+        count = int(self._ask(lambda: self.store.get(f"{key}/{rank}")))
+        return b"".join(self._ask(lambda p=part: self.store.get(f"{key}/{rank}/{p}")) for part in range(count))
 
     def tell(self, done: int, total: int) -> list[tuple[int, int]]:
         """Publish the bytes read of this rank; returns (done, total) of every rank that has done so."""
@@ -129,7 +157,7 @@ class Alone(Agreement):
     def __init__(self) -> None:
         self.rank, self.ranks = 0, 1
 
-    def check(self) -> None:
+    def check(self, among: Iterable[int] | None = None) -> None:
         """Nobody else to look at."""
 
     def fail(self, error: BaseException) -> None:
@@ -137,6 +165,13 @@ class Alone(Agreement):
 
     def meet(self, stage: str) -> None:
         """Nobody else to wait for."""
+
+    def give(self, key: str, value: bytes) -> None:
+        """Nobody else to give to."""
+
+    def node(self) -> list[int]:
+        """This rank."""
+        return [0]
 
     def tell(self, done: int, total: int) -> list[tuple[int, int]]:
         """This rank's own."""

@@ -3,7 +3,7 @@
 
 Host memory is bounded: a stack is admitted, in the plan's order, only while all
 admitted ones fit the budget, or when it is the only one. So at most
-max(budget, largest stack) bytes are held, plus one read buffer a thread.
+max(budget, largest stack) bytes are held, plus the buffers of the threads.
 """
 
 from __future__ import annotations
@@ -13,22 +13,34 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from vllm_gaudi.loader import reader
-from vllm_gaudi.loader.placement import as_matrix
-from vllm_gaudi.loader.plan import Plan, Stack
+from vllm_gaudi.loader.exchange import Exchange
+from vllm_gaudi.loader.host_memory import HostMemory
+from vllm_gaudi.loader.node import Sharing
+from vllm_gaudi.loader.plan import Plan
+from vllm_gaudi.loader.pool import READ, Pool
+from vllm_gaudi.loader.stacks import Stack
+from vllm_gaudi.loader.transform import scratch_bytes
 
 POLL = 0.2  # seconds between two looks at the other ranks while waiting for readers
 
 
 @dataclass
 class Totals:
-    """What a load cost. Times in seconds, of the thread that copies."""
+    """What a load cost. Times in seconds, of the thread that copies.
+
+    `bytes_read` are those this rank read from files, `bytes_taken` those it took from the node's common memory (what it
+    read into it itself among them), `bytes_filled` those of the parameters that are there.
+    """
 
     bytes_read: int = 0
+    bytes_taken: int = 0
+    bytes_filled: int = 0
     jobs: int = 0
     copies: int = 0
     syncs: int = 0
@@ -38,16 +50,26 @@ class Totals:
     peak_host: int = 0
 
 
-class _Filling:
-    """A stack being read."""
+def host_limit(plan: Plan, threads: int, chunk_bytes: int, host_bytes: int) -> int:
+    """Bytes of host memory a load of `plan` takes at most, the node's common memory not included."""
+    buffers = scaled = 0
+    for stack in plan.stacks:
+        for move in stack.moves:
+            rows = min(move.region.rows, max(1, chunk_bytes // max(1, move.source.pitch)))
+            if not reader.is_direct(move, stack):
+                buffers = max(buffers, rows * move.source.pitch)
+            scaled = max(scaled, scratch_bytes(move, stack.dtype, rows))
+    return max(host_bytes, plan.largest) + threads * (buffers + scaled)
 
-    def __init__(self, stack: Stack, jobs: list[reader.Job]) -> None:
-        self.stack, self.left = stack, len(jobs)
-        self.host = torch.empty(stack.nbytes, dtype=torch.uint8, device="cpu")
+
+class _Filling:
+    """A stack being read: its buffer, and how many pieces of work are left."""
+
+    def __init__(self, stack: Stack, host: torch.Tensor) -> None:
+        self.stack, self.host, self.left = stack, host, 0
         for region in stack.zeros:
-            at, shape = stack.parameters[region.parameter]
-            pitch = as_matrix(shape)[1] * stack.dtype.itemsize
-            self.host[at + region.to_row * pitch : at + (region.to_row + region.rows) * pitch] = 0
+            top = region.to_row - stack.parts[region.parameter].row
+            stack.place(region.parameter, host)[top : top + region.rows].view(torch.uint8).zero_()
 
 
 class Assembler:
@@ -62,14 +84,16 @@ class Assembler:
         chunk_bytes: int,
         host_bytes: int,
         watch: Callable[[Totals], None] = lambda totals: None,
+        sharing: Sharing | None = None,
     ) -> None:
         self.plan, self.parameters, self.table = plan, parameters, table
         self.threads, self.chunk_bytes, self.host_bytes = threads, chunk_bytes, host_bytes
         self.watch, self.totals = watch, Totals()
+        self.memory = HostMemory(host_limit(plan, threads, chunk_bytes, host_bytes))
+        self.sharing, self.exchange = sharing, None
         self.files = reader.Files()
-        self._jobs: queue.SimpleQueue[tuple[_Filling, reader.Job] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Filling | BaseException] = queue.SimpleQueue()
-        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
 
     def run(self) -> Totals:
         """Fill every parameter.
@@ -78,22 +102,25 @@ class Assembler:
 
         Raises:
             CheckpointError: a read failed.
+            RuntimeError: more host memory was needed than `host_limit` says.
             Exception: whatever a reader thread or `watch` raised. The parameters are partly filled then.
         """
         begin = time.monotonic()
-        readers = [threading.Thread(target=self._read, name=f"load-{i}", daemon=True) for i in range(self.threads)]
-        for thread in readers:
-            thread.start()
+        self.pool = Pool(self.threads, self.memory, self._done.put)
         try:
+            if self.sharing is not None:
+                self.exchange = Exchange(
+                    self.sharing, self.plan, self.pool, self.files, self._count_read, self._count_taken, self._done.put
+                )
+                self.exchange.start()
             self._drive()
         finally:
-            self._stop.set()
-            for _ in readers:
-                self._jobs.put(None)
-            for thread in readers:
-                thread.join()
+            self.pool.close()
+            if self.exchange is not None:
+                self.exchange.close()
             self.files.close()
             self.totals.elapsed = time.monotonic() - begin
+            self.totals.peak_host = self.memory.peak
         return self.totals
 
     def _drive(self) -> None:
@@ -104,19 +131,56 @@ class Assembler:
                 stack = waiting.pop()
                 held, filling = held + stack.nbytes, filling + 1
                 self._admit(stack)
-                self.totals.peak_host = max(self.totals.peak_host, held)
             full = self._next()
             self._copy(full)
             held, filling = held - full.stack.nbytes, filling - 1
+            self.memory.give(full.host)
+            full.host = None
+            self.totals.bytes_filled += sum(move.nbytes for move in full.stack.moves)
 
     def _admit(self, stack: Stack) -> None:
-        jobs = reader.jobs_of(stack, self.chunk_bytes)
-        entry = _Filling(stack, jobs)
+        entry = _Filling(stack, self.memory.take(stack.nbytes))
+        pieces, wanted = [], []
+        for move in stack.moves:
+            row = 0
+            for number, first, last in self.exchange.within(move) if self.exchange else ():
+                pieces += reader.cut(move, stack, self.chunk_bytes, row, first)
+                wanted += [(number, piece) for piece in reader.cut(move, stack, 1 << 62, first, last)]
+                row = last
+            pieces += reader.cut(move, stack, self.chunk_bytes, row, move.region.rows)
+        jobs = reader.join(stack, pieces, self.chunk_bytes)
+        entry.left = len(jobs) + len(wanted)
         self.totals.jobs += len(jobs)
         for job in jobs:
-            self._jobs.put((entry, job))
-        if not jobs:
+            self.pool.put(READ, partial(self._read, entry, job))
+        for number, piece in wanted:
+            self.exchange.want(number, piece, partial(self._take, entry, piece))
+        if not entry.left:
             self._done.put(entry)
+
+    def _read(self, entry: _Filling, job: reader.Job, buffers: reader.Buffers) -> None:
+        reader.run(job, entry.host, self.table, self.files, buffers)
+        self._count_read(job.nbytes)
+        self._finish(entry)
+
+    def _take(self, entry: _Filling, piece: reader.Piece, stored: torch.Tensor, buffers: reader.Buffers) -> None:
+        reader.put(piece, stored, entry.stack, entry.host, self.table, buffers)
+        self._finish(entry)
+
+    def _finish(self, entry: _Filling) -> None:
+        with self._lock:
+            entry.left -= 1
+            full = entry.left == 0
+        if full:
+            self._done.put(entry)
+
+    def _count_read(self, nbytes: int) -> None:
+        with self._lock:
+            self.totals.bytes_read += nbytes
+
+    def _count_taken(self, nbytes: int) -> None:
+        with self._lock:
+            self.totals.bytes_taken += nbytes
 
     def _next(self) -> _Filling:
         begin = time.monotonic()
@@ -131,37 +195,23 @@ class Assembler:
             self.totals.waited += time.monotonic() - begin
             return found
 
-    def _read(self) -> None:
-        while (work := self._jobs.get()) is not None and not self._stop.is_set():
-            entry, job = work
-            try:
-                reader.run(job, entry.host, self.table, self.files)
-            except BaseException as error:  # handed to the thread that called `run`
-                self._done.put(error)
-                return
-            with self._lock:
-                self.totals.bytes_read += job.nbytes
-                entry.left -= 1
-                full = entry.left == 0
-            if full:
-                self._done.put(entry)
-
     @torch.no_grad()
     def _copy(self, full: _Filling) -> None:
         """One transfer, and one sync so that the host buffer may go."""
         begin = time.monotonic()
         stack, host = full.stack, full.host.view(full.stack.dtype)
-        first = self.parameters[next(iter(stack.parameters))]
-        if len(stack.parameters) == 1:
-            first.data.copy_(host.view(first.shape))
-        else:
-            held = host.to(first.device)
-            for name, (at, shape) in stack.parameters.items():
-                start = at // stack.dtype.itemsize
-                target = self.parameters[name].data
-                target.copy_(held[start : start + target.numel()].view(shape))
+        device = self.parameters[next(iter(stack.parts))].device
+        held = host if len(stack.parts) == 1 else host.to(device)
+        for name, part in stack.parts.items():
+            start, target = part.at // stack.dtype.itemsize, self.parameters[name].data
+            values = held[start : start + part.rows * part.columns]
+            if part.whole:
+                target.copy_(values.view(target.shape))
+            else:
+                rows = target.view(-1, part.columns)[part.row : part.row + part.rows]
+                rows.copy_(values.view(part.rows, part.columns))
         self.totals.copies += 1
-        if first.device.type != "cpu":
-            torch.get_device_module(first.device).synchronize()
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize()
             self.totals.syncs += 1
         self.totals.copying += time.monotonic() - begin

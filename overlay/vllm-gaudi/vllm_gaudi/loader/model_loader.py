@@ -15,12 +15,13 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from vllm_gaudi.loader.headers import read_checkpoint
+from vllm_gaudi.loader.headers import Stored, read_checkpoint
 
 if TYPE_CHECKING:
     from vllm_gaudi.loader.agreement import Agreement
     from vllm_gaudi.loader.assemble import Totals
     from vllm_gaudi.loader.plan import Plan
+    from vllm_gaudi.loader.rescale import Rescale
 
 # Only loggers below "vllm" have a handler.
 logger = init_logger(f"vllm.{__name__}")
@@ -29,24 +30,27 @@ EVERY = 10.0  # seconds between two lines of progress
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Keys of `--model-loader-extra-config`: reader threads, bytes a read, bytes of host stacks at a time."""
+    """Keys of `--model-loader-extra-config`, all in bytes but the first: reader threads, one read, host stacks at a
+    time, and the memory that the ranks of a node share (0: none, each reads for itself).
+    """
 
     threads: int = 16
     chunk_bytes: int = 8 << 20
     host_bytes: int = 4 << 30
+    shared_bytes: int = 1 << 30
 
     @classmethod
     def of(cls, extra: dict[str, Any] | None) -> LoadSettings:
         """Settings from the extra config.
 
         Raises:
-            ValueError: an unknown key, or a value that is no positive integer.
+            ValueError: an unknown key, or a value that is no positive integer (`shared_bytes` may be 0).
         """
         names = [entry.name for entry in fields(cls)]
         for key, value in (extra or {}).items():
             if key not in names:
                 raise ValueError(f"--model-loader-extra-config: {key!r} is none of {', '.join(names)}")
-            if type(value) is not int or value < 1:
+            if type(value) is not int or value < (key != "shared_bytes"):
                 raise ValueError(f"--model-loader-extra-config: {key} is {value!r}, must be a positive integer")
         return cls(**(extra or {}))
 
@@ -81,48 +85,74 @@ class FrontierModelLoader(BaseModelLoader):
         """
         # Here, as they import the layers: every process registers this class, few of them load.
         from vllm_gaudi.loader.agreement import join
-        from vllm_gaudi.loader.assemble import Assembler
         from vllm_gaudi.loader.plan import make_plan
         from vllm_gaudi.loader.rescale import Rescale
 
         agreement = join()
         try:
             rescale, begin = Rescale(), time.monotonic()
-            plan = make_plan(model, read_checkpoint(self._folder(model_config)), rescale)
-            peak = max(self.settings.host_bytes, plan.largest) + self.settings.threads * self.settings.chunk_bytes
+            stored = read_checkpoint(self._folder(model_config))
+            plan = make_plan(model, stored, rescale, self.settings.host_bytes)
             logger.info(
-                "load plan in %.1f s: %d tensors, %d of them kept by other ranks only, %.2f GB here in %d stacks; at "
-                "most %.2f GB of host memory",
+                "load plan in %.1f s: %d tensors, %d of them kept by other ranks only, %.2f GB here in %d stacks",
                 time.monotonic() - begin, plan.tensors, plan.skipped, plan.kept_bytes / 1e9, len(plan.stacks),
-                peak / 1e9,
             )  # fmt: skip
-            # Nothing is written before every rank has a plan, and nothing is served before every rank has loaded.
-            agreement.meet("plan")
-            watch = _Watch(plan, agreement)
-            parameters = dict(model.named_parameters())
-            self.totals = Assembler(plan, parameters, rescale.table, watch=watch, **vars(self.settings)).run()
-            agreement.meet("read")
+            self.totals = load_planned(model, plan, stored, rescale, agreement, self.settings)
         except BaseException as error:
             agreement.fail(error)
             raise
         logger.info("loaded: %s", summary(self.totals))
 
 
+def load_planned(
+    model: nn.Module,
+    plan: Plan,
+    stored: dict[str, Stored],
+    rescale: Rescale,
+    agreement: Agreement,
+    settings: LoadSettings,
+) -> Totals:
+    """Fill the parameters of `model` by `plan` of `stored`, together with the other ranks.
+
+    Nothing is written before every rank has a plan, and this returns only when every rank has loaded. Raises as
+    `FrontierModelLoader.load_weights`; the caller tells `agreement`.
+    """
+    from vllm_gaudi.loader.assemble import Assembler, host_limit
+    from vllm_gaudi.loader.node import node_line, share
+
+    agreement.meet("plan")
+    files = sorted({entry.file for entry in stored.values()})
+    sharing = share(agreement, plan, files, settings.chunk_bytes, settings.shared_bytes)
+    own = (settings.threads, settings.chunk_bytes, settings.host_bytes)
+    logger.info(
+        "at most %.3f GB of host memory on this rank, %.3f GB common to its node",
+        host_limit(plan, *own) / 1e9, (sharing.ring.size if sharing else 0) / 1e9,
+    )  # fmt: skip
+    watch = _Watch(plan.kept_bytes, agreement)
+    totals = Assembler(plan, dict(model.named_parameters()), rescale.table, *own, watch, sharing).run()
+    agreement.give("read_bytes", str(totals.bytes_read).encode())
+    agreement.meet("read")
+    if line := node_line(agreement, sum(entry.nbytes for entry in stored.values())):
+        logger.info("%s", line)
+    return totals
+
+
 def summary(totals: Totals) -> str:
     """What a load cost, in one line."""
-    rate = totals.bytes_read / 1e9 / max(totals.elapsed, 1e-9)
+    rate = totals.bytes_filled / 1e9 / max(totals.elapsed, 1e-9)
     return (
-        f"{totals.bytes_read} bytes in {totals.jobs} reads, {totals.elapsed:.1f} s, {rate:.2f} GB/s; "
+        f"{totals.bytes_read} bytes read, {totals.bytes_taken} taken from the node's common memory, "
+        f"{totals.elapsed:.1f} s, {rate:.2f} GB/s filled; "
         f"{totals.copies} copies, {totals.syncs} syncs, {totals.copying:.1f} s; waited {totals.waited:.1f} s for "
-        f"reads; {totals.peak_host} bytes of host stacks at most"
+        f"reads; {totals.peak_host} bytes of host memory at most"
     )
 
 
 class _Watch:
     """Looks after the other ranks, and logs one line for all of them every `EVERY` seconds."""
 
-    def __init__(self, plan: Plan, agreement: Agreement) -> None:
-        self.plan, self.agreement, self.begin = plan, agreement, time.monotonic()
+    def __init__(self, kept_bytes: int, agreement: Agreement) -> None:
+        self.kept_bytes, self.agreement, self.begin = kept_bytes, agreement, time.monotonic()
         self.last = self.begin
 
     def __call__(self, totals: Totals) -> None:
@@ -131,13 +161,13 @@ class _Watch:
         if now - self.last < EVERY:
             return
         self.last = now
-        ranks = self.agreement.tell(totals.bytes_read, self.plan.kept_bytes)
+        ranks = self.agreement.tell(min(totals.bytes_filled, self.kept_bytes), self.kept_bytes)
         if self.agreement.rank == 0:
             logger.info("loading: %s", progress(ranks, now - self.begin))
 
 
 def progress(ranks: list[tuple[int, int]], seconds: float) -> str:
-    """(bytes read, bytes to keep) per rank -> one line: sum, rate, the slowest rank and when it would be done."""
+    """(bytes filled, bytes to fill) per rank -> one line: sum, rate, the slowest rank and when it would be done."""
     done, total = (sum(column) for column in zip(*ranks, strict=True))
     slowest = min(range(len(ranks)), key=lambda rank: ranks[rank][0] / max(1, ranks[rank][1]))
     read, whole = ranks[slowest]

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a checkpoint tensor goes on this rank, as rectangles.
 
-Every tensor and parameter is seen as a matrix: rows are the product of all
-dimensions but the last (a vector is one column). The rules state for each kind
-of vLLM layer what its weight loader does; a layer or loader without a rule is
-refused rather than guessed.
+The rules state for each kind of vLLM layer what its weight loader does; a layer or loader without a rule is refused
+rather than guessed. A module with experts of its own making states its rule itself:
+
+    expert_regions(expert, part, kind) -> ((rows, columns) of the whole tensor, Region of it that is kept or None)
+
+with `part` gate, up or down, `kind` as in the tensor's name, and the region's parameter named within the module.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from math import prod
+from dataclasses import replace
 
 from torch import nn
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
@@ -29,6 +30,7 @@ from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.model_executor.models.utils import WeightsMapper
 
 from vllm_gaudi.loader.headers import CheckpointError
+from vllm_gaudi.loader.region import Region, as_matrix
 from vllm_gaudi.loader.rescale import Rescale
 
 EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<part>gate|up|down)_proj\.(?P<kind>[^.]+)")
@@ -37,22 +39,9 @@ LAYERS = (QKVParallelLinear, MergedColumnParallelLinear, ColumnParallelLinear, R
           VocabParallelEmbedding, RoutedExperts)  # fmt: skip
 
 
-def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, columns) of a tensor shape."""
-    return (prod(shape), 1) if len(shape) < 2 else (prod(shape[:-1]), shape[-1])
-
-
-@dataclass(frozen=True)
-class Region:
-    """Rows [row, row + rows) and columns [column, column + columns) of a tensor, and their place in a parameter."""
-
-    parameter: str
-    row: int
-    column: int
-    rows: int
-    columns: int
-    to_row: int = 0
-    to_column: int = 0
+def has_rule(module: nn.Module | None) -> bool:
+    """Whether `module` states itself what it keeps of each expert."""
+    return hasattr(module, "expert_regions")
 
 
 class Placement:
@@ -79,6 +68,8 @@ class Placement:
             return []
         target, shard = mapped
         expert = EXPERT.fullmatch(target)
+        if expert and has_rule(self.modules.get(expert["experts"])):
+            return self._own_rule(name, shape, expert)
         if expert and isinstance(self.modules.get(expert["experts"] + ".routed_experts"), RoutedExperts):
             return self._expert(name, shape, expert)
         if target not in self.parameters:
@@ -149,6 +140,13 @@ class Placement:
         if isinstance(layer, LinearBase) and not isinstance(layer, ReplicatedLinear | RowParallelLinear):
             raise NotImplementedError(f"{target}: no placement rule for {type(layer).__name__}; {USE_AUTO}")
         return whole
+
+    def _own_rule(self, name: str, shape: tuple[int, ...], found: re.Match[str]) -> list[Region]:
+        path = found["experts"]
+        full, region = self.modules[path].expert_regions(int(found["index"]), found["part"], found["kind"])
+        if as_matrix(shape) != full:
+            raise CheckpointError(f"{name}: shape {shape}, {path} takes {full} per expert")
+        return [] if region is None else [replace(region, parameter=f"{path}.{region.parameter}")]
 
     def _local_experts(self, path: str) -> dict[int, int]:
         """Global expert id -> its place in the stacks of this rank."""

@@ -3,24 +3,25 @@
 
 A job reads one contiguous file range with `preadv`. Where file and stack agree
 in layout and dtype the bytes go straight to their place (several neighbouring
-pieces in one call); otherwise through a buffer of the thread. The rescale acts
-on the kept bytes, in the reader's thread.
+pieces in one call); otherwise through a buffer of the thread. What the ranks of
+a node share is taken from their common memory instead.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from vllm_gaudi.loader.headers import CheckpointError
-from vllm_gaudi.loader.placement import as_matrix
-from vllm_gaudi.loader.plan import Move, Stack
-from vllm_gaudi.loader.rescale import E4M3, translate
+from vllm_gaudi.loader.host_memory import HostMemory, Scratch
+from vllm_gaudi.loader.region import as_matrix
+from vllm_gaudi.loader.stacks import Move, Stack
+from vllm_gaudi.loader.transform import check, place
 
 MAX_BUFFERS = 512  # below IOV_MAX
 
@@ -50,24 +51,27 @@ class Job:
         return sum(piece.nbytes for piece in self.pieces)
 
 
-def cut(move: Move, stack: Stack, limit: int) -> list[Piece]:
-    """Pieces of at most `limit` bytes, or one row."""
+def is_direct(move: Move, stack: Stack) -> bool:
+    """Whether the bytes of the file are, in order, those of the stack (but for the rescale)."""
     region, source = move.region, move.source
-    item, (_, width) = source.dtype.itemsize, as_matrix(source.shape)
-    shape = as_matrix(stack.parameters[region.parameter][1])
-    direct = region.columns == width == shape[1] and source.dtype == stack.dtype
-    pieces, pitch = [], width * item
-    step = max(1, limit // max(1, pitch))
-    for first in range(0, region.rows, step):
-        rows = min(step, region.rows - first)
-        offset = source.offset + (region.row + first) * pitch + region.column * item
-        pieces.append(Piece(move, first, rows, offset, (rows - 1) * pitch + region.columns * item, direct))
+    width, columns = as_matrix(source.shape)[1], stack.parts[region.parameter].columns
+    return region.columns == width == columns and source.dtype == stack.dtype
+
+
+def cut(move: Move, stack: Stack, limit: int, first: int, last: int) -> list[Piece]:
+    """Rows [first, last) of a move in pieces of at most `limit` bytes, or one row."""
+    region, source = move.region, move.source
+    item, pitch, direct = source.dtype.itemsize, source.pitch, is_direct(move, stack)
+    pieces, step = [], max(1, limit // max(1, pitch))
+    for row in range(first, last, step):
+        rows = min(step, last - row)
+        offset = source.offset + (region.row + row) * pitch + region.column * item
+        pieces.append(Piece(move, row, rows, offset, (rows - 1) * pitch + region.columns * item, direct))
     return pieces
 
 
-def jobs_of(stack: Stack, limit: int) -> list[Job]:
+def join(stack: Stack, pieces: list[Piece], limit: int) -> list[Job]:
     """The jobs of a stack in the order of files and offsets, each of about `limit` bytes at most."""
-    pieces = [piece for move in stack.moves for piece in cut(move, stack, limit)]
     pieces.sort(key=lambda piece: (piece.move.source.file, piece.offset))
     runs: list[list[Piece]] = []
     size = 0
@@ -130,69 +134,74 @@ class Files:
                 os.close(self._open.popitem()[1])
 
 
-def run(job: Job, host: torch.Tensor, table: np.ndarray | None, files: Files) -> None:
-    """Read `job` into `host`, the uint8 buffer of its stack.
+def fill(files: Files, file: str, name: Callable[[], str], buffers: Sequence[np.ndarray], offset: int) -> None:
+    """Fill uint8 arrays from `offset` of `file` on.
 
     Raises:
-        CheckpointError: the file cannot be read or ends early, with tensor and offset.
+        CheckpointError: the file cannot be read or ends early; says where, and of which tensor (`name()`).
     """
-    first = job.pieces[0]
-    file, offset = first.move.source.file, first.offset
     try:
-        if first.direct:
-            places = [_place(piece, job.stack, host) for piece in job.pieces]
-            files.read(file, [memoryview(place.view(torch.uint8).flatten().numpy()) for place in places], offset)
-            for piece, place in zip(job.pieces, places, strict=True):
-                _check(piece, place)
-                if piece.move.rescale:
-                    _rescale(place, place, table)
-            return
-        buffer = torch.empty(first.nbytes, dtype=torch.uint8, device="cpu")
-        files.read(file, [memoryview(buffer.numpy())], offset)
+        files.read(file, [memoryview(buffer) for buffer in buffers], offset)
     except (OSError, EOFError) as error:
         at = error.args[0] if isinstance(error, EOFError) else offset
         why = "the file ends here, it has shrunk since its header was read" if isinstance(error, EOFError) else error
         raise CheckpointError(
-            f"{file}: tensor {first.move.source.name} at offset {at}: {why}; check the storage and load again"
+            f"{file}: tensor {name()} at offset {at}: {why}; check the storage and load again"
         ) from error
-    source, region = first.move.source, first.move.region
-    pitch = as_matrix(source.shape)[1]
-    kept = buffer.view(source.dtype).as_strided((first.rows, region.columns), (pitch, 1))
-    _check(first, kept)
-    place = _place(first, job.stack, host)
-    if first.move.rescale and source.dtype == place.dtype:
-        _rescale(kept, place, table)
-    elif first.move.rescale:
-        scaled = torch.empty(kept.shape, dtype=kept.dtype, device="cpu")
-        _rescale(kept, scaled, table)
-        place.copy_(scaled)
-    elif source.dtype == place.dtype and source.dtype.itemsize == 1:
-        place.view(torch.uint8).copy_(kept.view(torch.uint8))
-    else:
-        place.copy_(kept)
 
 
-def _check(piece: Piece, values: torch.Tensor) -> None:
-    if piece.move.check is not None:
-        piece.move.check(piece.move.source.name, values)
+class Buffers:
+    """What one reader thread works in."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self.stored, self.scaled = Scratch(memory), Scratch(memory)
+
+    def close(self) -> None:
+        """Give both back."""
+        self.stored.close()
+        self.scaled.close()
 
 
-def _place(piece: Piece, stack: Stack, host: torch.Tensor) -> torch.Tensor:
+def run(job: Job, host: torch.Tensor, table: np.ndarray | None, files: Files, buffers: Buffers) -> None:
+    """Read `job` into `host`, the uint8 buffer of its stack.
+
+    Raises:
+        CheckpointError: the file cannot be read or ends early, or a value is damaged.
+    """
+    first = job.pieces[0]
+    file = first.move.source.file
+
+    def name() -> str:
+        return first.move.source.name
+
+    if first.direct:
+        places = [target_of(piece, job.stack, host) for piece in job.pieces]
+        fill(files, file, name, [target.view(torch.uint8).flatten().numpy() for target in places], first.offset)
+        for piece, target in zip(job.pieces, places, strict=True):
+            check(piece.move, target)
+            if piece.move.rescale:
+                place(target, target, True, table, buffers.scaled)
+        return
+    buffer = buffers.stored.get(first.nbytes)
+    fill(files, file, name, [buffer.numpy()], first.offset)
+    put(first, buffer, job.stack, host, table, buffers)
+
+
+def put(
+    piece: Piece, stored: torch.Tensor, stack: Stack, host: torch.Tensor, table: np.ndarray | None, buffers: Buffers
+) -> None:
+    """Bring `stored`, the bytes [nbytes] of `piece` as they are in the file, to their place in `host`."""
+    source, region = piece.move.source, piece.move.region
+    values = stored.view(source.dtype)
+    width = as_matrix(source.shape)[1]
+    kept = values.as_strided((piece.rows, region.columns), (width, 1), values.storage_offset())
+    check(piece.move, kept)
+    place(kept, target_of(piece, stack, host), piece.move.rescale, table, buffers.scaled)
+
+
+def target_of(piece: Piece, stack: Stack, host: torch.Tensor) -> torch.Tensor:
     """The part of `host` the piece fills, [rows, columns] in the stack's dtype."""
     region = piece.move.region
-    at, shape = stack.parameters[region.parameter]
-    rows, columns = as_matrix(shape)
-    matrix = host[at : at + rows * columns * stack.dtype.itemsize].view(stack.dtype).view(rows, columns)
-    top = region.to_row + piece.first
+    matrix = stack.place(region.parameter, host)
+    top = region.to_row + piece.first - stack.parts[region.parameter].row
     return matrix[top : top + piece.rows, region.to_column : region.to_column + region.columns]
-
-
-def _rescale(source: torch.Tensor, target: torch.Tensor, table: np.ndarray | None) -> None:
-    """The adjustment of [R, C] in its own dtype: E4M3 by table, anything else doubled."""
-    if source.dtype != E4M3:
-        torch.mul(source, 2.0, out=target) if target is not source else target.mul_(2.0)
-        return
-    given, made = source.view(torch.uint8), target.view(torch.uint8)
-    if given.is_contiguous() and made.is_contiguous():
-        given, made = given.flatten(), made.flatten()
-    translate(table, given.numpy(), made.numpy())

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from vllm.distributed import tensor_model_parallel_all_reduce
 
+from vllm_gaudi.loader.region import Region
 from vllm_gaudi.models.muse_spark.expert_ops import ExpertOperator, ExpertWeights
 from vllm_gaudi.models.muse_spark.norms import WeightedNorm
 from vllm_gaudi.models.muse_spark.placement import GROUP, Placement
@@ -75,6 +76,26 @@ class MuseExperts(nn.Module):
                 start = self.placement.width if part == "up" else 0
                 target.narrow(0, start, self.placement.width).copy_(self.placement.rows(tensor))
         return name
+
+    def expert_regions(self, expert: int, part: str, kind: str) -> tuple[tuple[int, int], Region | None]:
+        """What of one matrix this rank keeps, for a loader that plans (vllm_gaudi.loader.placement).
+
+        Returns:
+            (rows, columns) of the whole matrix as stored; its kept part in the parameter as a matrix, None for an
+            expert that lives elsewhere.
+        """
+        placement, name = self.placement, PARTS[part] + ("_scale" if kind == "weight_scale" else "")
+        slices = placement.slices
+        _, stride, columns = getattr(self, name).shape
+        rows = stride if part == "down" else placement.width
+        full = (rows, columns * slices) if part == "down" else (rows * slices, columns)
+        index = placement.local_index(expert)
+        if index is None:
+            return full, None
+        at, slot = index * stride + (rows if part == "up" else 0), placement.rank % slices
+        if part == "down":
+            return full, Region(name, 0, slot * columns, rows, columns, at)
+        return full, Region(name, slot * rows, 0, rows, columns, at)
 
     def forward(self, latent: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Latent rows [T, L], routing weights [T, k] fp32, global ids [T, k] -> [T, L], equal on every rank."""

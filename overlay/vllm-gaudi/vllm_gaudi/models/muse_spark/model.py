@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Muse Spark Open for vLLM on Gaudi, text only."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import habana_frameworks.torch as htorch
 import torch
@@ -16,7 +16,7 @@ from vllm.sequence import IntermediateTensors
 from vllm_gaudi.models.beam.layers import Positions
 from vllm_gaudi.models.muse_spark.attention import MuseAttention
 from vllm_gaudi.models.muse_spark.config import MuseSparkTextConfig
-from vllm_gaudi.models.muse_spark.loading import load_checked
+from vllm_gaudi.models.muse_spark.loading import check_values, checked_tensors, load_checked
 from vllm_gaudi.models.muse_spark.moe import MuseMLP, MuseMoE
 from vllm_gaudi.models.muse_spark.norms import ResidualGate, UnitNorm, WeightedNorm
 from vllm_gaudi.models.muse_spark.serving_checks import check_serving
@@ -168,3 +168,11 @@ class MuseSparkForConditionalGeneration(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load every tensor of the checkpoint once; see `loading.load_checked`."""
         return load_checked(self, weights)
+
+    def checked_tensors(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The checkpoint's tensors as this model names them, checked; see `loading.checked_tensors`."""
+        return checked_tensors(self, tensors)
+
+    def check_values(self, name: str, tensor: torch.Tensor) -> None:
+        """Refuse damaged scales and routers; see `loading.check_values`."""
+        check_values(name, tensor)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reader threads that take the most urgent work first."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+
+from vllm_gaudi.loader.host_memory import HostMemory
+from vllm_gaudi.loader.reader import Buffers
+
+# Work for others first: they may be waiting for it.
+TAKE, SERVE, READ = 0, 1, 2
+Work = Callable[[Buffers], None]
+
+
+class Pool:
+    """`threads` threads; an exception of a piece of work goes to `failed`, and its thread ends."""
+
+    def __init__(self, threads: int, memory: HostMemory, failed: Callable[[BaseException], None]) -> None:
+        self._queue: queue.PriorityQueue[tuple[int, int, Work | None]] = queue.PriorityQueue()
+        self._memory, self._failed = memory, failed
+        self._number, self._stop = itertools.count(), threading.Event()
+        self._threads = [threading.Thread(target=self._run, name=f"load-{i}", daemon=True) for i in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, urgency: int, work: Work) -> None:
+        """Have `work` done after all that is more urgent or was put before it."""
+        self._queue.put((urgency, next(self._number), work))
+
+    def close(self) -> None:
+        """Stop after the work at hand; what waits is dropped."""
+        self._stop.set()
+        for _ in self._threads:
+            self._queue.put((-1, next(self._number), None))
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        buffers = Buffers(self._memory)
+        try:
+            while (work := self._queue.get()[2]) is not None and not self._stop.is_set():
+                work(buffers)
+        except BaseException as error:  # handed to the thread that copies
+            self._failed(error)
+        finally:
+            buffers.close()
