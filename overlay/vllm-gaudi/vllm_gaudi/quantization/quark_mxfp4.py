@@ -16,6 +16,24 @@ GROUP = 32
 MODEL_TYPES = ("muse_spark", "muse_spark_text")
 WEIGHT = {"dtype": "fp4", "qscheme": "per_group", "group_size": GROUP, "scale_format": "e8m0", "is_dynamic": False}
 
+# The text model's place: in the checkpoint, in other exports and servers, and alone.
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
+# A checkpoint's module -> the name under which a server merges it with its neighbours.
+MERGED = (
+    (re.compile(r"(.*self_attn\.)[qkv]_proj"), r"\1qkv_proj"),
+    (re.compile(r"(.*self_attn\.)gate_proj"), r"\1output_gate_proj"),
+    (re.compile(r"(.*mlp\.(?:experts\.\d+\.)?)(?:gate|up)_proj"), r"\1gate_up_proj"),
+    (re.compile(r"(.*mlp\.experts\.)\d+\.(?:gate|up)_proj"), r"\1gate_up_proj"),
+    (re.compile(r"(.*mlp\.experts\.)\d+\.down_proj"), r"\1down_proj"),
+)
+
+
+def spellings(module: str) -> list[str]:
+    """Names by which an export or another server may call `module` of the text model."""
+    tail = next(module.removeprefix(prefix) for prefix in PREFIXES if module.startswith(prefix))
+    tails = [tail, *(pattern.sub(name, tail) for pattern, name in MERGED if pattern.fullmatch(tail))]
+    return [prefix + name for name in tails for prefix in PREFIXES]
+
 
 class QuarkMxfp4Config(QuantizationConfig):
     """What the `quantization_config` of a checkpoint says about its modules.
@@ -76,10 +94,14 @@ class QuarkMxfp4Config(QuantizationConfig):
         return cls(list(config.get("exclude") or []))
 
     def is_excluded(self, module: str) -> bool:
-        """Whether `module` (the checkpoint's name, without `.weight`) stays unquantised."""
-        parts = module.split(".")
-        parents = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-        return bool(parents & self._names) or any(pattern.match(module) for pattern in self._patterns)
+        """Whether `module` (the checkpoint's name, without `.weight`) stays unquantised, in any of its spellings."""
+        return any(self._names_it(name) for name in spellings(module))
+
+    def _names_it(self, name: str) -> bool:
+        if any(pattern.match(name) for pattern in self._patterns):
+            return True
+        parts = name.split(".")
+        return any(".".join(parts[:end]) in self._names for end in range(1, len(parts) + 1))
 
     def experts_quantized(self, module: str, experts: int) -> bool:
         """Whether the experts below `module` are packed: all or none.
