@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The published table of state digests, by checkpoint, parallel layout and lock: printed, compared or written anew.
+
+    python gates/cpu/loader/digest_table.py [--check | --update] [--stock]
+
+A checkpoint is known by the digest of its files; its state is that of all ranks' digests in order. `--stock` loads
+with vLLM's own loader instead of the load format. Exit code 1 when `--check` finds another state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("PT_HPU_LAZY_MODE", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+ROOT = Path(__file__).parents[3]
+sys.path[:0] = [str(Path(__file__).parents[1] / "beam"), str(ROOT)]
+
+from gates.checkpoints import beam, muse  # noqa: E402
+from gates.checkpoints.beam_values import HOSTILE  # noqa: E402
+from gates.checkpoints.muse_shapes import SHAPES as MUSE_SHAPES  # noqa: E402
+
+DOC = ROOT / "docs" / "loader.md"
+BEGIN, END = "<!-- generated: python gates/cpu/loader/digest_table.py --update -->", "<!-- end -->"
+HEAD = "| checkpoint | files | TP | EP | state | lock |\n|---|---|---|---|---|---|\n"
+CHECKPOINTS = ("beam bf16", "beam fp8", "muse bf16", "muse mxfp4")
+LAYOUTS = [(tp, ep) for tp in (1, 2, 4, 8) for ep in (False, True) if tp > 1 or not ep]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. `files` and `state` are the first 16 hex digits of SHA-256 digests."""
+
+    checkpoint: str
+    files: str
+    tp: int
+    ep: bool
+    state: str
+    lock: str
+
+    def __str__(self) -> str:
+        ep = "on" if self.ep else "off"
+        return f"| {self.checkpoint} | `{self.files}` | {self.tp} | {ep} | `{self.state}` | `{self.lock}` |"
+
+
+def write(name: str, folder: Path) -> Path:
+    """The synthetic checkpoint `name` of the table."""
+    from rank_model import SHAPE
+
+    model, kind = name.split()
+    if model == "muse":
+        return muse.write(folder, MUSE_SHAPES["tiny"], mxfp4=kind == "mxfp4")
+    return beam.write(folder, SHAPE, how=HOSTILE, fp8=kind == "fp8")
+
+
+def files_digest(folder: Path) -> str:
+    """Over the names and bytes of all shards, in order of their names."""
+    whole = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        whole.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+def state(folder: Path, tp: int, ep: bool, stock: bool) -> str:
+    """Of all ranks, each loaded on its own."""
+    from rank_model import load
+
+    from vllm_gaudi.loader.state_hash import state_digest
+
+    ranks = (state_digest(load(folder, "auto" if stock else "frontier", tp, rank, ep))[0] for rank in range(tp))
+    return hashlib.sha256("\n".join(ranks).encode()).hexdigest()[:16]
+
+
+def lock() -> str:
+    """Of this checkout."""
+    line = next(line for line in (ROOT / "upstream.lock").read_text().splitlines() if line.startswith("lock-hash"))
+    return line.split('"')[1][:8]
+
+
+def published(text: str) -> list[Row]:
+    """The rows in the document."""
+    rows = []
+    for line in text.partition(BEGIN)[2].partition(END)[0].splitlines():
+        cells = [cell.strip(" `") for cell in line.strip("|").split("|")]
+        if len(cells) == 6 and cells[0] in CHECKPOINTS:
+            rows.append(Row(cells[0], cells[1], int(cells[2]), cells[3] == "on", cells[4], cells[5]))
+    return rows
+
+
+def made(names: list[str], stock: bool):
+    """Rows for the checkpoints `names`, one after the other."""
+    with tempfile.TemporaryDirectory() as place:
+        for name in names:
+            folder = write(name, Path(place) / name.replace(" ", "-"))
+            files = files_digest(folder)
+            for tp, ep in LAYOUTS:
+                yield Row(name, files, tp, ep, state(folder, tp, ep, stock), lock())
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--check", action="store_true", help="compare with the document")
+    what.add_argument("--update", action="store_true", help="write the document's table")
+    parser.add_argument("--stock", action="store_true", help="load with vLLM's own loader")
+    parser.add_argument("--checkpoint", action="append", choices=CHECKPOINTS, help="default: all")
+    args = parser.parse_args()
+    text = DOC.read_text()
+    known = {(row.checkpoint, row.files, row.tp, row.ep): row.state for row in published(text)}
+    rows, wrong = [], 0
+    for row in made(args.checkpoint or list(CHECKPOINTS), args.stock):
+        rows.append(row)
+        differs = args.check and known.get((row.checkpoint, row.files, row.tp, row.ep)) != row.state
+        wrong += differs
+        print(f"{row}{'  differs from ' + DOC.name if differs else ''}", flush=True)
+    if args.update:
+        kept = [row for row in published(text) if row.checkpoint not in {new.checkpoint for new in rows}]
+        order = sorted([*kept, *rows], key=lambda row: (CHECKPOINTS.index(row.checkpoint), row.tp, row.ep))
+        head, tail = text.partition(BEGIN)[0], text.partition(END)[2]
+        DOC.write_text(f"{head}{BEGIN}\n{HEAD}" + "".join(f"{row}\n" for row in order) + END + tail)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
