@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,14 +94,22 @@ def published(text: str) -> list[Row]:
     return rows
 
 
-def made(names: list[str], stock: bool):
-    """Rows for the checkpoints `names`, one after the other."""
+def made(name: str, stock: bool) -> Iterator[Row]:
+    """The rows of one checkpoint."""
     with tempfile.TemporaryDirectory() as place:
-        for name in names:
-            folder = write(name, Path(place) / name.replace(" ", "-"))
-            files = files_digest(folder)
-            for tp, ep in LAYOUTS:
-                yield Row(name, files, tp, ep, state(folder, tp, ep, stock), lock())
+        folder = write(name, Path(place) / "model")
+        files = files_digest(folder)
+        for tp, ep in LAYOUTS:
+            yield Row(name, files, tp, ep, state(folder, tp, ep, stock), lock())
+
+
+def publish(rows: list[Row]) -> None:
+    """Put `rows` into the document, in place of those of their checkpoints."""
+    text = DOC.read_text()
+    kept = [row for row in published(text) if row.checkpoint not in {new.checkpoint for new in rows}]
+    order = sorted([*kept, *rows], key=lambda row: (CHECKPOINTS.index(row.checkpoint), row.tp, row.ep))
+    head, tail = text.partition(BEGIN)[0], text.partition(END)[2]
+    DOC.write_text(f"{head}{BEGIN}\n{HEAD}" + "".join(f"{row}\n" for row in order) + END + tail)
 
 
 def main() -> int:
@@ -112,19 +121,17 @@ def main() -> int:
     parser.add_argument("--stock", action="store_true", help="load with vLLM's own loader")
     parser.add_argument("--checkpoint", action="append", choices=CHECKPOINTS, help="default: all")
     args = parser.parse_args()
-    text = DOC.read_text()
-    known = {(row.checkpoint, row.files, row.tp, row.ep): row.state for row in published(text)}
-    rows, wrong = [], 0
-    for row in made(args.checkpoint or list(CHECKPOINTS), args.stock):
-        rows.append(row)
-        differs = args.check and known.get((row.checkpoint, row.files, row.tp, row.ep)) != row.state
-        wrong += differs
-        print(f"{row}{'  differs from ' + DOC.name if differs else ''}", flush=True)
-    if args.update:
-        kept = [row for row in published(text) if row.checkpoint not in {new.checkpoint for new in rows}]
-        order = sorted([*kept, *rows], key=lambda row: (CHECKPOINTS.index(row.checkpoint), row.tp, row.ep))
-        head, tail = text.partition(BEGIN)[0], text.partition(END)[2]
-        DOC.write_text(f"{head}{BEGIN}\n{HEAD}" + "".join(f"{row}\n" for row in order) + END + tail)
+    known = {(row.checkpoint, row.files, row.tp, row.ep): row.state for row in published(DOC.read_text())}
+    wrong = 0
+    for name in args.checkpoint or CHECKPOINTS:
+        rows = []
+        for row in made(name, args.stock):
+            rows.append(row)
+            differs = args.check and known.get((row.checkpoint, row.files, row.tp, row.ep)) != row.state
+            wrong += differs
+            print(f"{row}{'  differs from ' + DOC.name if differs else ''}", flush=True)
+        if args.update:
+            publish(rows)
     return 1 if wrong else 0
 
 
