@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 
 from vllm_gaudi.loader.host_memory import HostMemory
@@ -14,6 +15,13 @@ from vllm_gaudi.loader.reader import Buffers
 # Work for others first: they may be waiting for it.
 TAKE, SERVE, READ = 0, 1, 2
 Work = Callable[[Buffers], None]
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop the buffers that the frames of `error` still hold: an error may be kept longer than its load."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class Pool:
@@ -45,6 +53,7 @@ class Pool:
             while (work := self._queue.get()[2]) is not None and not self._stop.is_set():
                 work(buffers)
         except BaseException as error:  # handed to the thread that copies
+            _let_go(error)
             self._failed(error)
         finally:
             buffers.close()
