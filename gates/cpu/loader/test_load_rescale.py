@@ -30,7 +30,9 @@ def test_slice_then_rescale_is_rescale_then_slice():
     assert np.array_equal(whole[3:8, 11:18], part)
 
 
-@pytest.mark.parametrize("shape", [(0,), (1,), (70_001,), (3, 70_001), (70_001, 3), (0, 4)])
+@pytest.mark.parametrize(
+    "shape", [(0,), (1,), (70_001,), (300_000,), (262_147,), (3, 70_001), (5, 70_000), (70_001, 3), (0, 4), (0, 8)]
+)
 def test_blocks_of_the_table_meet(shape):
     data = torch.randint(256, shape, dtype=torch.uint8).numpy()
     expected = halved()[data]
