@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 # Before torch is imported: the emulated device reads its mode then.
-os.environ.setdefault("PT_HPU_LAZY_MODE", "0")
+os.environ.setdefault("PT_HPU_LAZY_MODE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "beam"))
 
 import pytest
 import torch
+from harness import release
 from rank_model import SHAPE, build
 
 from gates.checkpoints import beam, muse
@@ -20,6 +21,12 @@ from gates.checkpoints.beam_values import HOSTILE
 from gates.checkpoints.muse_shapes import SHAPES as MUSE_SHAPES
 
 torch.set_num_threads(1)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Leave the process as it was found when the last test of this folder is done: others share it."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        release()
 
 
 @pytest.fixture(scope="session")

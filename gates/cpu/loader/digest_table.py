@@ -3,8 +3,9 @@
 
     python gates/cpu/loader/digest_table.py [--check | --update] [--stock]
 
-A checkpoint is known by the digest of its files; its state is that of all ranks' digests in order. `--stock` loads
-with vLLM's own loader instead of the load format. Exit code 1 when `--check` finds another state.
+A checkpoint is known by the digest of its files; its state is that of all ranks' digests in order. A row speaks for the
+lock it names: another stack may rightly have another state. `--update` loads with both loaders, and writes only what
+both agree on; `--stock` prints or compares that of vLLM's own. Exit code 1 when states differ.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("PT_HPU_LAZY_MODE", "0")
+os.environ.setdefault("PT_HPU_LAZY_MODE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(Path(__file__).parents[1] / "beam"), str(ROOT)]
@@ -94,6 +95,12 @@ def published(text: str) -> list[Row]:
     return rows
 
 
+def published_for(files: str, tp: int, ep: bool) -> Row | None:
+    """The row of these files and this layout."""
+    found = (row for row in published(DOC.read_text()) if (row.files, row.tp, row.ep) == (files, tp, ep))
+    return next(found, None)
+
+
 def made(name: str, stock: bool) -> Iterator[Row]:
     """The rows of one checkpoint."""
     with tempfile.TemporaryDirectory() as place:
@@ -112,7 +119,18 @@ def publish(rows: list[Row]) -> None:
     DOC.write_text(f"{head}{BEGIN}\n{HEAD}" + "".join(f"{row}\n" for row in order) + END + tail)
 
 
-def main() -> int:
+def difference(row: Row) -> str:
+    """How `row` differs from the document, or nothing."""
+    there = published_for(row.files, row.tp, row.ep)
+    if there is None:
+        return f"not in {DOC.name}"
+    if there.state == row.state:
+        return ""
+    meant = "" if there.lock == row.lock else ", of another lock; if that change of state is meant, use --update"
+    return f"{DOC.name} has {there.state} at lock {there.lock}{meant}"
+
+
+def main(words: list[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     what = parser.add_mutually_exclusive_group()
@@ -120,18 +138,23 @@ def main() -> int:
     what.add_argument("--update", action="store_true", help="write the document's table")
     parser.add_argument("--stock", action="store_true", help="load with vLLM's own loader")
     parser.add_argument("--checkpoint", action="append", choices=CHECKPOINTS, help="default: all")
-    args = parser.parse_args()
-    known = {(row.checkpoint, row.files, row.tp, row.ep): row.state for row in published(DOC.read_text())}
+    args = parser.parse_args(words)
     wrong = 0
     for name in args.checkpoint or CHECKPOINTS:
-        rows = []
+        rows, spoiled = [], 0
         for row in made(name, args.stock):
             rows.append(row)
-            differs = args.check and known.get((row.checkpoint, row.files, row.tp, row.ep)) != row.state
-            wrong += differs
-            print(f"{row}{'  differs from ' + DOC.name if differs else ''}", flush=True)
+            why = difference(row) if args.check else ""
+            print(f"{row}{f'  {why}' if why else ''}", flush=True)
+            spoiled += bool(why)
         if args.update:
-            publish(rows)
+            for row, other in zip(rows, made(name, stock=not args.stock), strict=True):
+                if row != other:
+                    spoiled += 1
+                    print(f"{other}  of the other loader; nothing of {name} is written", flush=True)
+            if not spoiled:
+                publish(rows)
+        wrong += spoiled
     return 1 if wrong else 0
 
 

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Any rank's failure ends the load on every rank, with its message: real processes, each store, each stage."""
 
-import multiprocessing
 import os
 import signal
 import time
 from datetime import timedelta
 
 import pytest
+from processes import PROCESSES
 from torch.distributed import FileStore, TCPStore
 
 from vllm_gaudi.loader import agreement
 from vllm_gaudi.loader.agreement import Agreement, Alone, PeerError
 
 RANKS = 3
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def _load(where, rank, what, says):
@@ -41,8 +40,8 @@ def _load(where, rank, what, says):
 
 def ranks(where, what):
     """What each rank that lived said."""
-    says = SPAWN.Queue()
-    processes = [SPAWN.Process(target=_load, args=(where, rank, what, says)) for rank in range(RANKS)]
+    says = PROCESSES.Queue()
+    processes = [PROCESSES.Process(target=_load, args=(where, rank, what, says)) for rank in range(RANKS)]
     for process in processes:
         process.start()
     heard = {}

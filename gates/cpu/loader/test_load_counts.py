@@ -137,6 +137,7 @@ def test_196_expert_copies_for_the_published_model(tmp_path, empty_model):
     assert SHAPE["num_hidden_layers"] - 3 == SPARSE
 
 
+@pytest.mark.long
 def test_a_node_reads_the_published_sizes_once(tmp_path, empty_model):
     """From the headers of the real sizes: what the ranks share makes up for what they would read repeatedly."""
     from gates.checkpoints import muse

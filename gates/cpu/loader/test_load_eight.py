@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eight real processes load one checkpoint together: state of the stock loader, and each byte read once."""
 
-import multiprocessing
 import socket
 
 import pytest
+from processes import PROCESSES
 from rank_model import as_world, load
 
 from vllm_gaudi.loader.headers import read_checkpoint
@@ -12,8 +12,6 @@ from vllm_gaudi.loader.state_hash import state_digest
 
 pytestmark = pytest.mark.long
 RANKS = 8
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["rank_model", "vllm_gaudi.loader.model_loader"])
 
 
 def _rank(folder, port, rank, expert_parallel, says):

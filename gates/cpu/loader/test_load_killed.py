@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that is killed at any stage of a load ends it on the others, which say so; real processes sharing reads."""
 
-import multiprocessing
 import os
 import re
 import signal
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from processes import PROCESSES
 from safetensors.torch import save_file
 from torch.distributed import FileStore
 
@@ -21,8 +21,6 @@ from vllm_gaudi.loader.region import Region
 from vllm_gaudi.loader.stacks import Move, Source, Stack
 
 RANKS, TENSORS, WIDTH = 3, 12, 32
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["vllm_gaudi.loader.model_loader", "vllm_gaudi.loader.node"])
 SETTINGS = model_loader.LoadSettings(threads=2, chunk_bytes=2000, shared_bytes=9000)
 
 

@@ -56,7 +56,9 @@ def memories() -> list[str]:
     [
         {},
         # One block at a time in the ring, reads of a row, stacks of a row: slower, and the same.
-        {"threads": 2, "chunk_bytes": 1, "host_bytes": 1, "shared_bytes": 4096},
+        pytest.param(
+            {"threads": 2, "chunk_bytes": 1, "host_bytes": 1, "shared_bytes": 4096}, marks=pytest.mark.long, id="rows"
+        ),
         {"threads": 5, "chunk_bytes": 700, "host_bytes": 20_000, "shared_bytes": 30_000},
     ],
 )
