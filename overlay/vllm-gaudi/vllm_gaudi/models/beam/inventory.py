@@ -124,13 +124,14 @@ class Inventory:
             raise self.error(self._unknown(name))
         if name in self.seen:
             raise self.error(f"{name}: occurs twice in the checkpoint; remove the extra shard")
+        # The type first: unquantised values have another shape than packed ones, and what is wrong is the type.
+        if not want.accepts(tensor.dtype):
+            raise self.error(self._mistyped(name, want, tensor.dtype))
         if tuple(tensor.shape) != want.shape:
             raise self.error(
                 f"{name}: shape {tuple(tensor.shape)}, the config asks for {want.shape}; "
                 "config.json and weights are of different models"
             )
-        if not want.accepts(tensor.dtype):
-            raise self.error(self._mistyped(name, want, tensor.dtype))
         if not tensor.is_meta:
             check_values(name, want.role, tensor, self.error)
         self.seen.add(name)
