@@ -30,7 +30,6 @@ def test_the_table_has_every_checkpoint_and_layout():
     cells = [(row.checkpoint, row.tp, row.ep) for row in ROWS]
     assert cells == [(name, *layout) for name in digest_table.CHECKPOINTS for layout in digest_table.LAYOUTS]
     assert len({row.state for row in ROWS}) == len(ROWS)
-    assert len({row.lock for row in ROWS}) == 1
     assert all(len(row.lock) == 8 for row in ROWS)
 
 

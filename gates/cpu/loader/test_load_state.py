@@ -63,7 +63,8 @@ def test_all_ranks_of_a_node_have_the_state_of_the_stock_loader(checkpoint, layo
 
 
 @pytest.mark.parametrize("settings", [
-    {"threads": 1, "chunk_bytes": 1, "host_bytes": 1},
+    pytest.param({"threads": 1, "chunk_bytes": 1, "host_bytes": 1}, marks=pytest.mark.long),
+    {"threads": 1, "chunk_bytes": 1, "host_bytes": 1 << 13},
     {"threads": 7, "chunk_bytes": 97, "host_bytes": 1 << 14},
     {"threads": 64, "chunk_bytes": 1 << 30, "host_bytes": 1 << 40},
 ])  # fmt: skip
