@@ -204,6 +204,21 @@ def test_refusals(kwargs, error, message):
         FusedSDPA.apply(q, k, v, **kwargs)
 
 
+@pytest.mark.parametrize(
+    ("heads", "shape", "error", "message"),
+    [
+        # On the grouped path these would broadcast over the wrong axis and give numbers.
+        ((4, 2), (7, 7), NotEmulatedError, r"a mask of shape \(7, 7\) for 4 query heads on 2 key heads"),
+        ((4, 2), (2, 2, 7, 7), NotEmulatedError, r"must be \[B, 1 or heads, T, S\]"),
+        ((5, 2), (2, 1, 7, 7), RuntimeError, "5 query heads do not divide among 2 key heads"),
+    ],
+)
+def test_what_does_not_fit_the_groups_is_refused(heads, shape, error, message):
+    q, k, v = inputs(heads=heads)
+    with pytest.raises(error, match=message):
+        FusedSDPA.apply(q, k, v, torch.zeros(shape))
+
+
 def test_causal_needs_equal_lengths():
     q, k, v = inputs(queries=3, keys=7)
     with pytest.raises(NotEmulatedError, match="is_causal with 3 queries and 7 keys"):

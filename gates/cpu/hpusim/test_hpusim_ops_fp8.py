@@ -7,6 +7,8 @@ import pytest
 import torch
 from hpusim_ops import FLOATS, FP8_LIMIT, fp8, hpu, nearest_e4m3, personality, randn, stored
 
+from gates.hpusim.ops.define import NotEmulatedError
+
 E4M3 = torch.float8_e4m3fn
 SHAPES = [(1, 1, 1), (3, 7, 5), (17, 33, 129), (2, 64, 1)]
 
@@ -93,6 +95,12 @@ def test_gemm_batches_bias_and_accumulation():
     torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-4)
     transposed = hpu.fp8_gemm_v2(fp8((8, 3), 6), True, b, False, None, torch.float32)
     torch.testing.assert_close(transposed.double(), fp8((8, 3), 6).double().t() @ b.double(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8, E4M3])
+def test_cast_takes_the_dtypes_of_the_device_only(dtype):
+    with pytest.raises(NotEmulatedError, match=f"input is {dtype}; the device casts"):
+        hpu.cast_to_fp8_v2(torch.ones(2).to(dtype), None, False, False, E4M3)
 
 
 @pytest.mark.parametrize(

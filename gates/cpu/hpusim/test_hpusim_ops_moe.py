@@ -107,6 +107,8 @@ def test_one_unit_route_returns_the_raw_row():
         ({"expert_routing_table": torch.zeros(3, 2)}, RuntimeError, "must be int32 or int64, got torch.float32"),
         ({"expert_routing_table": torch.zeros(2, 2).long()}, RuntimeError, r"must both be \[3, k\]"),
         ({"hidden_states": torch.rand(1, 3, HIDDEN).bfloat16()}, RuntimeError, r"must be \[tokens, hidden\]"),
+        ({"hidden_states": torch.zeros(3, HIDDEN).double()}, NotEmulatedError, "hidden_states are torch.float64"),
+        ({"hidden_states": torch.zeros(3, HIDDEN).int()}, NotEmulatedError, "hidden_states are torch.int32"),
     ],
 )
 def test_refusals_name_the_argument(change, error, message):

@@ -229,6 +229,12 @@ def test_fp8_needs_fp8_activations_and_one_scale_per_token():
         RuntimeError, match=r"d_scale_hidden_states \(3, 1\) is neither one value nor one for each of 9"
     ):
         moe.fp8_dynamic(fp8((TOKENS, HIDDEN), 1), table, router, *matrices, torch.ones(3, 1), *scales, *tail)
+    w12, s12 = fused(matrices, scales)
+    short = [scale[: INNER // 2] for scale in s12]
+    with pytest.raises(RuntimeError, match=f"d_scale_w12 holds {INNER // 2} values, expected one or {2 * INNER}"):
+        moe.fp8_fused_weights_dynamic(
+            fp8((TOKENS, HIDDEN), 1), table, router, w12, matrices[2], torch.ones(1), short, scales[2], *tail
+        )
 
 
 # --- MXFP4 ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ def _adjustment(block_maxes, block_sums, block_groups, batch_size, out_shape=Non
             f"block_softmax_adjustment: without out_shape block_maxes must be 5-dimensional, got {block_maxes.dim()}"
         )
     blocks = block_maxes.shape[0]
-    maxes, sums = block_maxes.reshape(blocks, -1).float(), block_sums.reshape(blocks, -1).float()
+    width = block_maxes.shape[1:].numel()  # -1 would be ambiguous with no blocks
+    maxes, sums = block_maxes.reshape(blocks, width).float(), block_sums.reshape(blocks, width).float()
     real = block_groups.reshape(-1) != _PADDING_GROUP
     # Padding blocks go to an extra row that nothing reads, their own adjustment is zero.
     group = torch.where(real, block_groups.reshape(-1), batch_size).long()
@@ -43,7 +44,7 @@ def _block_softmax(attn, block_bias, block_groups):
     maxes = scores.amax(dim=-1, keepdim=True)
     exponentials = torch.where(real, torch.exp(scores - maxes), torch.zeros_like(scores))
     sums = exponentials.sum(dim=-1, keepdim=True)
-    flat = (attn.shape[0], -1)
+    flat = (attn.shape[0], attn.shape[1:-1].numel())
     return exponentials.to(attn.dtype), maxes.to(attn.dtype).reshape(flat), sums.to(attn.dtype).reshape(flat)
 
 

@@ -14,6 +14,7 @@ from gates.hpusim.ops.define import NotEmulatedError
 from gates.hpusim.ops.personality import fp8_max
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+WIDE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _FIRST_SPECIAL = 256.0  # on Gaudi 2 the top exponent of E4M3 means infinity (mantissa 0) or NaN, as in IEEE formats
 
 
@@ -42,6 +43,8 @@ def encode(tensor: torch.Tensor, scale: torch.Tensor | float | None, dtype: torc
     """
     if dtype not in FP8_DTYPES:
         raise NotEmulatedError(f"cast_to_fp8_v2: dtype {dtype} is not an FP8 dtype of the device ({FP8_DTYPES})")
+    if tensor.dtype not in WIDE_DTYPES:
+        raise NotEmulatedError(f"cast_to_fp8_v2: input is {tensor.dtype}; the device casts {WIDE_DTYPES}")
     if scale is not None:
         factor = (
             scale.to(tensor.dtype)
@@ -51,6 +54,11 @@ def encode(tensor: torch.Tensor, scale: torch.Tensor | float | None, dtype: torc
         tensor = tensor * factor
     limit = fp8_max(dtype)
     return tensor.float().clamp(-limit, limit).to(dtype)
+
+
+def largest(tensor: torch.Tensor) -> torch.Tensor:
+    """Largest magnitude as an fp32 scalar; 0 of no elements."""
+    return tensor.abs().amax().float() if tensor.numel() else tensor.new_zeros((), dtype=torch.float32)
 
 
 def dynamic_quant(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ def _cast_to(x, scale=None, stochastic_rounding=False, is_amax=False, dtype=None
         )
     if scale_shape is not None and isinstance(scale, torch.Tensor):
         scale = scale.reshape(scale_shape)
-    amax = x.abs().amax().float() if is_amax else x.new_empty(0, dtype=torch.float32)
+    amax = fp8.largest(x) if is_amax else x.new_empty(0, dtype=torch.float32)
     return fp8.encode(x, scale, dtype), amax
 
 

@@ -3,7 +3,7 @@
 
 A negative row counts from the end, as in Python: -1 reads and writes the last row (the last KV block is the plug-in's
 padding block). An index past the end stays torch's error, except a token id: `embedding` reads the last row for it.
-`one_hot` of a negative class is a row of zeros.
+`one_hot` of a negative class is a row of zeros. Host tensors keep torch's errors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from functools import cache, wraps
 import torch
 import torch.nn.functional as F
 
+from gates.hpusim.residency import is_device
+from gates.hpusim.settings import settings
+
 # operator -> position of (dim, index) in a call whose first argument is the tensor indexed
 _BY_DIM = ("index_select", "index_copy", "index_copy_", "index_add", "index_add_", "index_reduce", "index_reduce_")
 
@@ -23,6 +26,13 @@ def wrap_negative(index: torch.Tensor, size: int) -> torch.Tensor:
     if index.dtype not in (torch.int32, torch.int64):
         return index
     return torch.where(index < 0, index + size, index)
+
+
+def _on_host(*tensors: torch.Tensor) -> bool:
+    """True when every tensor is known to be the host's. A tracer's are not, nor is any while nothing is followed."""
+    if torch.compiler.is_compiling() or not (settings().track or settings().native):
+        return False
+    return not any(is_device(tensor) for tensor in tensors)
 
 
 def _by_dim(original: Callable) -> Callable:
@@ -36,6 +46,7 @@ def _by_dim(original: Callable) -> Callable:
             and isinstance(index, torch.Tensor)
             and isinstance(dim, int)
             and tensor.dim()
+            and not _on_host(tensor, index)
         ):
             index = wrap_negative(index, tensor.shape[dim])
             if "index" in kwargs:
@@ -50,6 +61,8 @@ def _by_dim(original: Callable) -> Callable:
 def _embedding(original: Callable) -> Callable:
     @wraps(original)
     def call(input, weight, *args, **kwargs):
+        if _on_host(input, weight):
+            return original(input, weight, *args, **kwargs)
         # Warm-up feeds ids 0..n-1 whatever the vocabulary: the device reads some row for those past the last.
         rows = weight.shape[0]
         return original(wrap_negative(input, rows).clamp(max=rows - 1), weight, *args, **kwargs)
@@ -60,7 +73,7 @@ def _embedding(original: Callable) -> Callable:
 def _one_hot(original: Callable) -> Callable:
     @wraps(original)
     def call(tensor, num_classes=-1):
-        if num_classes < 0:
+        if num_classes < 0 or _on_host(tensor):
             return original(tensor, num_classes)
         hot = original(tensor.clamp(min=0), num_classes)
         return hot.masked_fill_((tensor < 0).unsqueeze(-1), 0)

@@ -33,6 +33,10 @@ def _split_scale(scale, columns: int):
     """Scales of the gate and of the up half of a fused weight with `columns` columns each."""
     if not isinstance(scale, torch.Tensor) or scale.numel() == 1:
         return scale, scale
+    if scale.numel() != 2 * columns:
+        raise RuntimeError(
+            f"mixture_of_experts.fp8*: d_scale_w12 holds {scale.numel()} values, expected one or {2 * columns}"
+        )
     return scale.reshape(-1).split(columns)
 
 

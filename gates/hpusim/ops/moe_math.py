@@ -49,7 +49,11 @@ def check(c: SimpleNamespace, *lists: str) -> None:
         )
     if table.dtype not in (torch.int32, torch.int64):
         raise RuntimeError(f"mixture_of_experts: expert_routing_table must be int32 or int64, got {table.dtype}")
+    if x.dtype not in (*fp8.WIDE_DTYPES, *fp8.FP8_DTYPES):
+        raise NotEmulatedError(f"mixture_of_experts: hidden_states are {x.dtype}, which the device does not take")
     local = c.experts_max - c.experts_min + 1
+    if c.experts_min < 0 or local < 0:
+        raise RuntimeError(f"mixture_of_experts: experts {c.experts_min}..{c.experts_max} is no range of expert ids")
     for name in lists:
         count = len(getattr(c, name))
         if count != local:

@@ -20,8 +20,15 @@ def gqa_input_reshape_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """`[B, heads, T, D]` tensors as `[B, groups, heads per group, T, D]`; keys and values get one head per group."""
     groups = k.shape[1]
+    if q.shape[1] % groups:
+        raise RuntimeError(f"FusedSDPA: {q.shape[1]} query heads do not divide among {groups} key heads")
     grouped = q.reshape(q.shape[0], groups, q.shape[1] // groups, *q.shape[2:])
     if attention_mask is not None:
+        if attention_mask.dim() != 4 or attention_mask.shape[1] not in (1, q.shape[1]):
+            raise NotEmulatedError(
+                f"FusedSDPA: a mask of shape {tuple(attention_mask.shape)} for {q.shape[1]} query heads on {groups} key"
+                " heads; it must be [B, 1 or heads, T, S]"
+            )
         if attention_mask.shape[1] == q.shape[1]:
             attention_mask = attention_mask.unflatten(1, grouped.shape[1:3])
         else:

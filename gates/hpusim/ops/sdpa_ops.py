@@ -79,7 +79,8 @@ def _fp8(c: SimpleNamespace) -> tuple[torch.Tensor, ...]:
     out = (fp8.decode(quantised) @ fp8.decode(c.v)) * (_scalar(c.d_scale_s) * _scalar(c.d_scale_v)) * linv
     if _spoiled(c):
         out.fill_(torch.nan)
-    amax = [parts.exponentials.amax() if c.is_amax_s else _empty(c), out.abs().amax() if c.is_amax_o else _empty(c)]
+    asked = ((parts.exponentials, c.is_amax_s), (out, c.is_amax_o))
+    amax = [fp8.largest(values) if wanted else _empty(c) for values, wanted in asked]
     out = out.to(torch.bfloat16) if c.q_scale_o is None else fp8.encode(out, _scalar(c.q_scale_o), dtype)
     handed_out = linv / FP8_FAST_LINV_DIVISOR if c.softmax_mode.lower() == "fast" else linv
     return out, parts.maximum, handed_out, _seed(c.q), *amax
