@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import subprocess
 import time
 
 from scripts import env as env_verb
-from scripts import wheels
+from scripts import environment, wheels
 from scripts.arguments import whole_number
 from scripts.errors import Exit, ToolError
 from scripts.paths import Project
+
+# MiB an environment takes with the CPU build of torch, and pip's temporary files beside it.
+ROOM = {"build": 1500, "serve": 3000}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,10 +26,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_room(project: Project) -> None:
+    """Raise ToolError when the disk cannot hold the environments that are still to be built."""
+    missing = [name for name in ROOM if environment.problem(environment.ENVIRONMENTS[name])]
+    need, free = sum(ROOM[name] for name in missing), shutil.disk_usage(project.root).free >> 20
+    if free < need:
+        raise ToolError(
+            f"{free} MiB of disk are free, the environments {' and '.join(missing)} need about {need}",
+            where=str(project.root),
+            action="free some space, or put the checkout on another disk",
+        )
+
+
 def run(project: Project, args: argparse.Namespace) -> int:
     """Run the demo in the serving environment and return its exit code."""
     if not (project.root / "gates/hpusim/demo.py").is_file():
         raise ToolError("the demo is not in this checkout", where="gates/hpusim/demo.py", action="restore the file")
+    check_room(project)
     started = time.monotonic()
     wheels.build(project)
     built = time.monotonic()

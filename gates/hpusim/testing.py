@@ -258,9 +258,12 @@ def serve(
         with open(log_path, "w") as output:
             process = _start(command, output, values)
         server = Server(f"http://127.0.0.1:{port}", process, folder, "tiny", log_path)
+        ready = False
         try:
             wait_until_ready(server, timeout)
+            ready = True
             yield server
         finally:
             if server.exit_code is None:
-                server.stop()
+                # While it starts, vLLM's server does not heed the interrupt, and it has nothing to finish yet.
+                server.stop() if ready else server.stop(patience=3)

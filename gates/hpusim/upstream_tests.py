@@ -3,14 +3,18 @@
 
     python -m gates.hpusim.upstream_tests SOURCE [--write docs/upstream-unit-tests.md] [--only worker/test_x.py]
 
+The source tree's own `vllm_gaudi` is the one tested: pass build/trees/vllm-gaudi for the patched one. Reports are kept
+in build/upstream-unit-tests; `--junit` makes the list of reports from several runs, of parts of a file too.
+
 The files of a folder share a process; when it dies, each gets its own, with a time limit. Every test that does not pass
-must be explained: by a word of its error (`CAUSES`) or by its file (`FILES`). Exit code 1 when one is not.
+must be explained: by a pattern in its error (`CAUSES`) or by its file (`FILES`). Exit code 1 when one is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,9 +26,10 @@ from pathlib import Path
 from gates.hpusim import testing
 
 FOLDER = Path("tests/unit_tests")
+REPORTS = Path(__file__).resolve().parents[2] / "build" / "upstream-unit-tests"
 TIMEOUT = 240  # seconds a file
 
-# Text in the failure -> why it is not a fault of the emulation, the plug-in or this project.
+# Pattern in the failure -> why it is not a fault of the emulation, the plug-in or this project.
 _HUB = "needs a model from the Hugging Face hub, which tests must not reach"
 CAUSES: tuple[tuple[str, str], ...] = (
     ("Invalid repository ID or local directory specified", _HUB),
@@ -35,6 +40,11 @@ CAUSES: tuple[tuple[str, str], ...] = (
     ("couldn't connect to 'https://huggingface.co'", _HUB),
     ("Repo id must be", _HUB),
     ("No such file or directory: '/mnt", "needs weights from a path of upstream's CI machines"),
+    (
+        r"assert_close\(\w+, ref_\w+, atol=1e-2, rtol=1e-2\)[\s\S]*Mismatched elements: \d / 16777216 ",
+        "fewer than 10 of 16.7 million elements: the test's reference rounds each product to bf16, the emulated kernel "
+        "rounds once and is nearer to float64 (test_one_rounding_is_nearer_than_one_a_product_where_terms_cancel)",
+    ),
 )
 FILES: dict[str, str] = {}
 
@@ -48,11 +58,17 @@ class FileResult:
     explained: Counter[str] = field(default_factory=Counter)
     unexplained: list[tuple[str, str]] = field(default_factory=list)
 
+    def add(self, other: FileResult) -> None:
+        """Take in the results of other tests of the same file."""
+        self.counts.update(other.counts)
+        self.explained.update(other.explained)
+        self.unexplained += other.unexplained
+
 
 def explain(file: str, text: str) -> str | None:
     """Why a failure is expected, None when nobody has looked at it yet."""
-    for word, cause in CAUSES:
-        if word in text:
+    for pattern, cause in CAUSES:
+        if re.search(pattern, text):
             return cause
     return FILES.get(file)
 
@@ -86,7 +102,7 @@ def run_files(source: Path, names: list[str], timeout: float = TIMEOUT) -> dict[
         paths = [str(FOLDER / name) for name in names]
         command = [sys.executable, "-m", "pytest", *paths, "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         command += [f"--timeout={timeout / 2:g}", "-o", "junit_logging=no", "-o", "junit_family=xunit1"]
-        env = testing.environment("lazy_eager", HPUSIM_HW="gaudi3", HPUSIM_MIX="raise")
+        env = testing.environment("lazy_eager", HPUSIM_HW="gaudi3", HPUSIM_MIX="raise", HPUSIM_MEM_GIB="16")
         done: int | str
         try:
             done = subprocess.run(
@@ -101,6 +117,8 @@ def run_files(source: Path, names: list[str], timeout: float = TIMEOUT) -> dict[
         except subprocess.TimeoutExpired:
             done = f"stopped after {timeout * len(names):g} s"
         if report.exists():
+            REPORTS.mkdir(parents=True, exist_ok=True)
+            shutil.copy(report, REPORTS / f"{names[0].replace('/', '-')}.xml")
             return read_report(report)
     if len(names) > 1:
         return {key: value for name in names for key, value in run_files(source, [name], timeout).items()}
@@ -153,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{folder} does not exist: pass the root of a vllm-gaudi source tree", file=sys.stderr)
         return 2
     names = options.only or sorted(str(path.relative_to(folder)) for path in folder.rglob("test_*.py"))
-    results = []
+    results: dict[str, FileResult] = {}
     if options.junit:
         groups = [read_report(path) for path in options.junit]
     else:
@@ -165,13 +183,13 @@ def main(arguments: list[str] | None = None) -> int:
         groups = (run_files(options.source.resolve(), group, options.timeout) for group in grouped)
     for group in groups:
         for name, result in sorted(group.items()):
-            results.append(result)
+            results.setdefault(name, FileResult(name)).add(result)
             print(f"{name}: {dict(result.counts)}, {len(result.unexplained)} unexplained", flush=True)
             for test, text in result.unexplained:
                 print(f"    {test}: {text}", flush=True)
     if options.write:
-        options.write.write_text(render(results, options.revision))
-    return 1 if any(result.unexplained for result in results) else 0
+        options.write.write_text(render([results[name] for name in sorted(results)], options.revision))
+    return 1 if any(result.unexplained for result in results.values()) else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gates.hpusim import checkpoints, demo, demo_report, tokenizer, upstream_tests
+from gates.hpusim import checkpoints, demo, demo_report, testing, tokenizer, upstream_tests
 
 
 def test_a_busy_port_is_named_with_the_way_out(tmp_path, capsys):
@@ -42,6 +42,20 @@ def test_an_interrupt_is_no_traceback(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpoints, "make", interrupted)
     assert demo.main(["--folder", str(tmp_path), "--port", "0"]) == 130
     assert "run it again at any time" in capsys.readouterr().err
+
+
+def test_a_server_that_is_still_starting_is_not_waited_for(tmp_path, monkeypatch):
+    """Its start ignores the interrupt: ending the demo then must not take a minute."""
+    deaf = tmp_path / "python"
+    deaf.write_text("#!/bin/sh\ntrap '' INT\nsleep 600 &\nwait\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(testing.sys, "executable", str(deaf))
+    asked = []
+    end = testing._end
+    monkeypatch.setattr(testing, "_end", lambda process, patience: asked.append(patience) or end(process, patience / 6))
+    with pytest.raises(AssertionError, match="server not ready after"), testing.serve(tmp_path, timeout=0.1):
+        pass
+    assert asked == [3]
 
 
 def answering(text=None, calls=None):
@@ -110,4 +124,8 @@ def test_upstream_failures_need_an_explanation(tmp_path):
     assert sum(result.explained.values()) == 1
     assert result.unexplained == [("c", "AssertionError: 1 == 2")]
     assert "UNEXPLAINED" in upstream_tests.render([result], "x")
-    assert upstream_tests.main([str(tmp_path)]) == 2
+    (tmp_path / upstream_tests.FOLDER).mkdir(parents=True)
+    twice = ["--junit", str(report)] * 2
+    assert upstream_tests.main([str(tmp_path), *twice, "--write", str(tmp_path / "list.md")]) == 1
+    assert "| worker/test_x.py | 2 | 4 | 2 |" in (tmp_path / "list.md").read_text(), "parts of a file add up"
+    assert upstream_tests.main([str(tmp_path / "nowhere")]) == 2
