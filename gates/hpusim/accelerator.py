@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -27,6 +28,16 @@ class _DeviceIndex:
 
 def _empty_host_cache() -> None:
     """Nothing is cached on the host."""
+
+
+def _refused(name: str, original: Any) -> Any:
+    """Torch's own would say that no accelerator is there; this one says what is missing. A class stays one."""
+
+    @functools.wraps(original, updated=())
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"torch.accelerator.{name} is not emulated")
+
+    return type(name, (original,), {"__new__": refuse}) if isinstance(original, type) else refuse
 
 
 def install() -> None:
@@ -54,6 +65,5 @@ def install() -> None:
         "reset_accumulated_memory_stats": memory.reset_peak_memory_stats,
         "get_memory_info": memory.mem_get_info,
     }
-    for name, function in replacements.items():
-        if hasattr(api, name):
-            setattr(api, name, function)
+    for name in api.__all__:
+        setattr(api, name, replacements.get(name) or _refused(name, getattr(api, name)))

@@ -30,7 +30,8 @@ def env_setting(name: str, value: object) -> Iterator[None]:
 
 def get_pt_compile_only_mode() -> bool:
     """True while graphs are compiled without being run (warm-up). The emulation runs them all the same."""
-    return _truth(_values.get("PT_COMPILE_ONLY_MODE") or os.environ.get("PT_COMPILE_ONLY_MODE", "0"))
+    value = _values.get("PT_COMPILE_ONLY_MODE")
+    return _truth(os.environ.get("PT_COMPILE_ONLY_MODE", "0") if value is None else value)
 
 
 def set_pt_compile_only_mode(value: bool) -> None:

@@ -54,6 +54,24 @@ def mark(tensor: Any) -> Any:
     return to_device(tensor) if isinstance(tensor, torch.Tensor) and _is_real(tensor) else tensor
 
 
+def _arrived(tensor: Any) -> Any:
+    """Book what a factory made of Python values: they travelled from the host, which waited for it."""
+    from gates.hpusim.transfers import moved
+
+    out = mark(tensor)
+    if isinstance(out, torch.Tensor) and _is_real(out) and not out.is_meta and out.numel():
+        moved(out, out, True, False)
+    return out
+
+
+def _carries(name: str, args: tuple, kwargs: dict) -> bool:
+    """True for `torch.tensor` and `Tensor.new_tensor` of values that are not a tensor already."""
+    position = {"tensor": 0, "new_tensor": 1}.get(name)
+    if position is None:
+        return False
+    return not isinstance(args[position] if len(args) > position else kwargs.get("data"), torch.Tensor)
+
+
 def _factory(original: Callable[..., Any], like: bool) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +90,7 @@ def _factory(original: Callable[..., Any], like: bool) -> Callable[..., Any]:
         else:
             out = original(*args, **kwargs)
         if on_card:
-            mark(out)
+            (_arrived if _carries(original.__name__, args, kwargs) else mark)(out)
         return pin(out) if pinned and not is_device(out) else out
 
     return wrapper
@@ -113,7 +131,9 @@ def _patch_device_context() -> None:
         kwargs = kwargs or {}
         made_here = self.on_hpu and kwargs.get("device") is None and func in torch_device._device_constructors()
         out = original_call(self, func, types, args, kwargs)
-        return mark(out) if made_here else out
+        if not made_here:
+            return out
+        return _arrived(out) if _carries(func.__name__, args, kwargs) else mark(out)
 
     context.__init__ = init
     context.__torch_function__ = call

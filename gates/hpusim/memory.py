@@ -93,17 +93,16 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     return total - memory_allocated(), total
 
 
+class _Stats(dict[str, int]):
+    def __missing__(self, key: str) -> int:
+        raise NotImplementedError(f"memory_stats()[{key!r}] is not emulated; there are {', '.join(self)}")
+
+
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """The counters under the names Habana's allocator uses, in bytes."""
-    return {
-        "Limit": settings().memory_bytes,
-        "InUse": memory_allocated(),
-        "MaxInUse": max_memory_allocated(),
-        "NumAllocs": allocations if _native is None else _native.allocations(),
-        "NumFrees": 0,
-        "ActiveAllocs": 0,
-        "MaxAllocSize": 0,
-        "TotalSystemAllocs": 0,
-        "TotalSystemFrees": 0,
-        "TotalActiveAllocs": 0,
-    }
+    """The counters that are kept, under the names Habana's allocator uses; sizes in bytes."""
+    return _Stats(
+        Limit=settings().memory_bytes,
+        InUse=memory_allocated(),
+        MaxInUse=max_memory_allocated(),
+        NumAllocs=allocations if _native is None else _native.allocations(),
+    )

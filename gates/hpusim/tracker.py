@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,21 +29,12 @@ class _State(threading.local):
 _state = _State()
 # Called with (operator, args, kwargs, output) for every operator that touches the device.
 op_hooks: list[Callable[[Any, tuple, dict, Any], None]] = []
-# Operators whose result the host must read before it can go on: value reads and data-dependent shapes.
-SYNCING = frozenset(
-    {
-        "aten::_local_scalar_dense",
-        "aten::nonzero",
-        "aten::masked_select",
-        "aten::_unique2",
-        "aten::unique_dim",
-        "aten::unique_consecutive",
-        "aten::equal",
-        "aten::is_nonzero",
-        "aten::repeat_interleave.Tensor",
-        "aten::bincount",
-    }
-)
+# Called with (operator, args, kwargs) before one of torch's functional collectives runs.
+before_collective: list[Callable[[Any, tuple, dict], None]] = []
+# What torch says of operators whose result the host must read before it can go on.
+_WAITED_FOR = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+# Tagged so, but without a read on the card: indices need one when a mask selects, one_hot checks nothing there.
+_NOT_READ = {torch.ops.aten.index.Tensor, torch.ops.aten.one_hot.default}
 
 
 def is_paused() -> bool:
@@ -88,6 +80,9 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "_c10d_functional" and not _state.paused:
+            for before in before_collective:
+                before(func, args, kwargs)
         out = func(*args, **kwargs)
         if _state.paused:
             return out
@@ -110,13 +105,27 @@ class Tracker(TorchDispatchMode):
         for tensor in outputs:
             if not any(tensor is given for given in inputs):
                 to_device(tensor)
-        if probe.listeners and (func.name() in SYNCING or (func in INDEXING and _by_mask(inputs, on_device))):
+        if probe.listeners and _syncs(func, kwargs, inputs, on_device):
             probe.emit("sync", op=func.name(), caller=probe.caller())
             if func.name() == "aten::_local_scalar_dense":
                 probe.emit("d2h", inputs[0].element_size(), blocking=True, caller=probe.caller())
         for hook in op_hooks:
             hook(func, args, kwargs, out)
         return out
+
+
+@cache
+def _read_by_host(func: Any) -> bool:
+    return func not in _NOT_READ and bool(_WAITED_FOR & set(func.tags))
+
+
+def _syncs(func: Any, kwargs: dict, inputs: list[torch.Tensor], on_device: list[bool]) -> bool:
+    """True when the host waits for the result: a value is read, or its shape depends on values."""
+    if func in INDEXING:
+        return _by_mask(inputs, on_device)
+    if kwargs.get("output_size") is not None:  # repeat_interleave that is told how long its result is
+        return False
+    return _read_by_host(func)
 
 
 def _copied(destination: torch.Tensor, source: torch.Tensor, to_hpu: bool, args: tuple) -> None:

@@ -112,16 +112,16 @@ def _host_read(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     return read
 
 
-def _refuse(original: Callable[..., Any]) -> Callable[..., Any]:
-    """numpy cannot read device memory: the error of the real device, not a silent view."""
+def _refuse(original: Callable[..., Any], what: str = "numpy") -> Callable[..., Any]:
+    """Other libraries cannot read device memory: the error of the real device, not a silent view."""
 
     @functools.wraps(original)
-    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_real(self) and is_device(self):
-            raise TypeError("can't convert an hpu:0 tensor to numpy: copy it to host memory first with Tensor.cpu()")
+    def view(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, torch.Tensor) and _is_real(self) and is_device(self):
+            raise TypeError(f"can't convert an hpu:0 tensor to {what}: copy it to host memory first with Tensor.cpu()")
         return original(self, *args, **kwargs)
 
-    return numpy
+    return view
 
 
 def _deepcopy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,6 +155,8 @@ def install() -> None:
     tensor.tolist = _host_read(tensor.tolist, "tolist")
     tensor.numpy = _refuse(tensor.numpy)
     tensor.__array__ = _refuse(tensor.__array__)
+    tensor.__dlpack__ = _refuse(tensor.__dlpack__, "DLPack")
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = _refuse(torch.utils.dlpack.to_dlpack, "DLPack")
     tensor.__deepcopy__ = _deepcopy(tensor.__deepcopy__)
     tensor.is_hpu = property(lambda self: is_device(self))
     tensor.pin_memory = lambda self, device=None: self if is_pinned(self) else pin(self.clone())

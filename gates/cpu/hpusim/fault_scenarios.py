@@ -37,6 +37,13 @@ SCENARIOS: dict[str, tuple[str | None, str, str | None]] = {
     "recovered": (None, "", None),
     "workspace oom": ("ATTENTION_WORKSPACE", "oom,limit=16K", None),
 }
+# What a lost rank does -> what the engine's log must say, None for an answer. Shown with two ranks, one engine each.
+LOST_RANK: dict[str | None, str | None] = {
+    None: None,
+    "die,rank=1,after=20": r"exit code 1[\s\S]*in all_reduce[\s\S]*Connection (reset|closed) by peer",
+    "hang,rank=1,after=20": r"exit code 1[\s\S]*RPC call to \w+ timed out",
+    "slow,rank=1,after=20,seconds=90": r"exit code 1[\s\S]*RPC call to \w+ timed out",
+}
 
 
 @contextmanager

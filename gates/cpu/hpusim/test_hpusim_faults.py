@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fault_scenarios import LOST_RANK, SCENARIOS
 from hpusim_ops import ROOT, randn
 
 from gates.hpusim import faults, memory
@@ -78,6 +79,13 @@ def test_every_documented_model_has_a_module():
         if model != "POISON":  # kv wraps the plug-in, tested where it is loaded
             faults.start(config.parse(model, kinds[0]))()
         assert f"| {config.PREFIX}{model} |" in config.__doc__
+
+
+def test_every_kind_of_every_model_is_shown_on_a_served_check():
+    shown = {(model, value.partition(",")[0]) for model, value, _ in SCENARIOS.values() if model}
+    shown |= {("COLLECTIVE", fault.partition(",")[0]) for fault in LOST_RANK if fault}
+    kinds = {(model, kind) for model, (kinds, _) in config.MODELS.items() for kind in kinds}
+    assert kinds - shown == {("POISON", "all")}, "the other two kinds of it at once"
 
 
 @pytest.mark.parametrize("model", faults.PURE_LANE_ONLY)
@@ -224,6 +232,17 @@ def test_copy_holds_garbage_until_waited_for():
         synchronize()
         assert later.tolist() == [0, 1, 2, 3, 4]
         assert device.to("cpu").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_asking_until_it_is_done_is_waiting():
+    """A program may poll an event instead of waiting for it."""
+    with faults.enabled("ASYNC_COPY", "on"):
+        host = torch.ones(2, device="hpu").to("cpu", non_blocking=True)
+        done = Event()
+        done.record()
+        assert host.isnan().all()
+        assert done.query()
+        assert host.tolist() == [1, 1]
 
 
 def test_an_event_recorded_before_the_copy_does_not_cover_it():

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fault_scenarios import PROMPTS, SCENARIOS
+from fault_scenarios import LOST_RANK, PROMPTS, SCENARIOS
 from hpusim_ops import ROOT
 
 from gates.hpusim import checkpoints, testing
@@ -100,15 +100,7 @@ def test_dropped_round_trips_change_the_log_probabilities(served):
     assert served["rounded, round trip"]["tokens"][0][0] == served["rounded"]["tokens"][0][0]
 
 
-@pytest.mark.parametrize(
-    ("fault", "found"),
-    [
-        (None, None),
-        ("die,rank=1,after=20", r"exit code 1[\s\S]*in all_reduce[\s\S]*Connection (reset|closed) by peer"),
-        ("hang,rank=1,after=20", r"exit code 1[\s\S]*RPC call to \w+ timed out"),
-        ("slow,rank=1,after=20,seconds=90", r"exit code 1[\s\S]*RPC call to \w+ timed out"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "found"), LOST_RANK.items())
 def test_a_lost_rank_takes_the_engine_down(fault, found, model):
     """Its peer loses it in the collective, or the engine's own limit for a step ends the wait: never a silent hang."""
     sampling = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}

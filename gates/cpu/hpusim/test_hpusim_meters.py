@@ -5,12 +5,14 @@ import json
 import subprocess
 import sys
 import textwrap
+from dataclasses import fields
+from pathlib import Path
 
 import habana_frameworks.torch as htorch
 import pytest
 import torch
-import torch.distributed as dist
 
+from gates.hpusim import compile as hpusim_compile
 from gates.hpusim import meters, probe, testing
 from gates.hpusim.meters import launches
 from gates.hpusim.meters.counts import Counts
@@ -53,6 +55,24 @@ def test_rare_names_are_not_lost_among_frequent_ones():
     assert summary["ops"]["by"]["hpu::mixture_of_experts.fp8"] == 1
 
 
+def test_values_of_the_host_travel():
+    """A tensor made from Python values on the card was copied there, and the host waited."""
+    card = torch.ones(4, device="hpu")
+    with meters.measure() as meter:
+        torch.tensor([1.0, 2.0], device="hpu")
+        torch.tensor(3, device="hpu", dtype=torch.int32)
+        card.new_tensor([1.0])
+        with torch.device("hpu"):
+            torch.tensor(data=[1.0])
+            torch.zeros(9)
+        torch.full((2,), 3.0, device="hpu")
+        torch.tensor([], device="hpu")
+        torch.tensor([1.0])
+    total = meter.total()
+    assert (total.h2d.count, total.h2d.bytes, total.h2d.blocking) == (4, 8 + 4 + 4 + 4, 4)
+    assert all("test_hpusim_meters.py" in caller for caller in total.h2d.callers)
+
+
 def test_copies_with_bytes_and_caller():
     host, card = torch.ones(4), torch.ones(4, device="hpu")
     with meters.measure() as meter:
@@ -77,6 +97,10 @@ def test_copies_with_bytes_and_caller():
         (lambda x: x.cpu(), "copy to host"),
         (lambda x: x.nonzero(), "aten::nonzero"),
         (lambda x: x[x > 0], "aten::index.Tensor"),
+        (lambda x: x.masked_select(x > 0), "aten::masked_select"),
+        (lambda x: x.unique(), "aten::_unique2"),
+        (lambda x: torch.equal(x, x), "aten::equal"),
+        (lambda x: x.repeat_interleave(x.int()), "aten::repeat_interleave.Tensor"),
         (lambda x: torch.hpu.synchronize(), "synchronize"),
         (lambda x: torch.accelerator.synchronize(), "synchronize"),
         (lambda x: torch.hpu.current_stream().synchronize(), "stream"),
@@ -92,10 +116,14 @@ def test_syncs(read, operation):
     assert sum(meter.total().syncs.values()) == 1
 
 
-def test_a_copy_that_does_not_block_is_no_sync():
+def test_what_does_not_block_is_no_sync():
     x = torch.ones(3, device="hpu")
     with meters.measure() as meter:
         x.to("cpu", non_blocking=True)
+        x[torch.zeros(2, dtype=torch.int64, device="hpu")]
+        torch.repeat_interleave(x, x.int(), output_size=3)
+        torch.where(x > 0, x, 0.0)
+        torch.hpu.Event().query()
     assert meter.total().d2h.count == 1
     assert not meter.total().syncs
 
@@ -130,22 +158,6 @@ def test_graphs_by_key_and_compiles_after_warmup():
     assert list(total.replays.values()) == [2]
     assert meter.compiles_after_warmup == ["Layer 3"]
     assert (total.launches, total.launches_in_graph) == (8, 8), "one cut inside: two segments each time"
-
-
-def test_collectives(tmp_path):
-    dist.init_process_group("hccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        with meters.measure() as meter:
-            x = torch.ones(8, dtype=torch.bfloat16, device="hpu") + 1
-            dist.all_reduce(x)
-            dist.all_reduce(torch.ones(3, device="hpu"))
-            dist.all_reduce(torch.ones(3))  # a host tensor: not the card's business
-    finally:
-        dist.destroy_process_group()
-    total = meter.total()
-    assert total.collectives == {"all_reduce bfloat16": 1, "all_reduce float32": 1}
-    assert total.collective_bytes == {"all_reduce bfloat16": 16, "all_reduce float32": 12}
-    assert total.collective_cuts == 1
 
 
 def moe_arguments(experts=4):
@@ -216,6 +228,27 @@ def test_steps_are_sorted_by_kind():
     assert meter.steps == {"prefill": 1, "decode": 1, "decode+grammar": 1}
     assert [meter.phases[kind].d2h.count for kind in meter.steps] == [1, 2, 4]
     assert [record["d2h"] for record in meter.records] == [1, 2, 4]
+
+
+def test_compiled_calls_and_mixed_operators():
+    graph = torch.fx.symbolic_trace(lambda x: x + 1)
+    x = torch.ones(2, device="hpu")
+    with meters.measure() as meter:
+        run = hpusim_compile.hpu_backend(graph, [x])
+        run(x)
+        run(x)
+        x + torch.ones(2)
+    total = meter.total()
+    assert total.compiled_calls == 2
+    assert list(total.compiles.values()) == [1]
+    assert [name.split(" @ ")[0] for name in total.mixed] == ["aten::add.Tensor"]
+
+
+def test_no_counter_is_without_a_test():
+    """Every counter that a summary holds is asserted by name, here or with the collectives."""
+    names = ("test_hpusim_meters.py", "test_hpusim_collectives.py")
+    text = "".join((Path(__file__).parent / name).read_text() for name in names)
+    assert [field.name for field in fields(Counts) if f".{field.name}" not in text] == []
 
 
 def test_launch_model_reproduces_the_port_pages():

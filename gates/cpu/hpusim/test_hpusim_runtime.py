@@ -73,10 +73,22 @@ def test_what_is_missing_is_named():
         bridge_config.env_setting("PT_HPU_UNHEARD_OF", 1),
     ):
         pass
+    for missing in (torch.accelerator.get_device_capability, torch.accelerator.Graph):
+        with pytest.raises(NotImplementedError, match=rf"torch\.accelerator\.{missing.__name__} is not emulated"):
+            missing()
+    assert torch.hpu.memory_stats()["InUse"] == torch.hpu.memory_allocated()
+    assert torch.accelerator.memory_stats().get("allocated_bytes.all.peak", 0) == 0
+    with pytest.raises(NotImplementedError, match=r"memory_stats\(\)\['NumFrees'\] is not emulated; there are Limit"):
+        _ = torch.hpu.memory_stats()["NumFrees"]
 
 
-def test_compile_only_mode_is_scoped():
+def test_compile_only_mode_is_scoped(monkeypatch):
     assert not bridge_config.get_pt_compile_only_mode()
+    monkeypatch.setenv("PT_COMPILE_ONLY_MODE", "1")
+    assert bridge_config.get_pt_compile_only_mode()
+    with bridge_config.env_setting("PT_COMPILE_ONLY_MODE", False):
+        assert not bridge_config.get_pt_compile_only_mode(), "what the program sets counts before its environment"
+    monkeypatch.delenv("PT_COMPILE_ONLY_MODE")
     with bridge_config.env_setting("PT_COMPILE_ONLY_MODE", True):
         assert bridge_config.get_pt_compile_only_mode()
     assert not bridge_config.get_pt_compile_only_mode()

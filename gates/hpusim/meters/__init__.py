@@ -86,9 +86,10 @@ def _layer(counts: Counts) -> dict[str, int]:
 
 def summary(meter: Meter) -> dict[str, Any]:
     """JSON-able summary of a process."""
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    if torch.distributed.is_initialized():  # at exit it no longer is
+        meter.rank = torch.distributed.get_rank()
     return {
-        "rank": rank,
+        "rank": meter.rank,
         "pid": os.getpid(),
         "steps": dict(meter.steps),
         "step_seconds": meter.step_seconds,

@@ -30,6 +30,7 @@ class Meter:
         self.layers: dict[str, dict[str, Counts]] = defaultdict(lambda: defaultdict(Counts))
         self.compiles_after_warmup: list[str] = []
         self.warmed_up = False
+        self.rank = 0
         self.events = 0
         self.step_seconds = 0.0
         self.thread = threading.get_ident()
