@@ -110,7 +110,7 @@ def test_numpy_of_a_card_tensor_is_refused():
     with pytest.raises(TypeError, match="copy it to host memory first"):
         np.asarray(card)
     for share in (torch.Tensor.__dlpack__, torch.utils.dlpack.to_dlpack, np.from_dlpack, torch.from_dlpack):
-        with pytest.raises((TypeError, BufferError, RuntimeError)):
+        with pytest.raises((TypeError, ValueError)):
             share(card)
         share(torch.ones(2))
     assert card.cpu().numpy().tolist() == [1, 1]

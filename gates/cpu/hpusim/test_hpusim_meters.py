@@ -59,6 +59,7 @@ def test_values_of_the_host_travel():
     """A tensor made from Python values on the card was copied there, and the host waited."""
     card = torch.ones(4, device="hpu")
     with meters.measure() as meter:
+        card + 1
         torch.tensor([1.0, 2.0], device="hpu")
         torch.tensor(3, device="hpu", dtype=torch.int32)
         card.new_tensor([1.0])
@@ -68,8 +69,10 @@ def test_values_of_the_host_travel():
         torch.full((2,), 3.0, device="hpu")
         torch.tensor([], device="hpu")
         torch.tensor([1.0])
+        card * 2
     total = meter.total()
     assert (total.h2d.count, total.h2d.bytes, total.h2d.blocking) == (4, 8 + 4 + 4 + 4, 4)
+    assert total.launches == 1, "what is written to the card cuts no graph"
     assert all("test_hpusim_meters.py" in caller for caller in total.h2d.callers)
 
 

@@ -136,7 +136,7 @@ class Meter:
             counts.collective_bytes[key] += nbytes
 
     def _copy(self, direction: str, nbytes: int, info: dict[str, Any]) -> None:
-        if info.get("blocking"):
+        if info.get("blocking") and direction == "d2h":  # a write waits for the copy, not for the work before it
             self.cut("in_graph" in info)
         for counts in self.targets():
             transfers: Transfers = getattr(counts, direction)
