@@ -81,6 +81,7 @@ class Harness:
         dtype: str = "bfloat16",
         max_model_len: int = 512,
         tokenizer: bool = False,
+        load_format: str = "auto",
         **environment: str,
     ) -> None:
         plugins()
@@ -91,6 +92,7 @@ class Harness:
             enforce_eager=True,
             block_size=BLOCK,
             skip_tokenizer_init=not tokenizer,
+            load_format=load_format,
         )
         self.vllm_config = arguments.create_engine_config()
         # The platform turns float32 into bfloat16; a comparison in fp32 has to insist.

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading: every layout gives the same parameters, every flaw is refused by name, facts are logged."""
 
-import json
 import logging
-import shutil
 
 import pytest
 import torch
+from flawed import drop, edit, file_edit, put
 from harness import Harness
-from safetensors.torch import load_file, save_file
 
 from gates.checkpoints.beam_shapes import PUBLISHED, SHAPES
 from gates.oracle import fp8
@@ -119,40 +117,7 @@ def test_one_line_tells_what_was_loaded(checkpoint, caplog):
     assert line.rsplit(" ", 1)[1].isalnum()
 
 
-def edit(source, target, change):
-    """A copy of a checkpoint with `change(folder, tensors of the last shard)` applied."""
-    shutil.copytree(source, target)
-    shard = sorted(target.glob("*.safetensors"))[-1]
-    tensors = load_file(shard)
-    change(target, tensors)
-    save_file(tensors, shard, metadata={"format": "pt"})
-    index_path = target / "model.safetensors.index.json"
-    index = json.loads(index_path.read_text())
-    where = {name: file for name, file in index["weight_map"].items() if file != shard.name}
-    index["weight_map"] = {**where, **dict.fromkeys(tensors, shard.name)}
-    index_path.write_text(json.dumps(index))
-    return target
-
-
 LAST = "model.layers.6."
-
-
-def drop(name):
-    return lambda folder, tensors: tensors.pop(name)
-
-
-def put(name, make):
-    return lambda folder, tensors: tensors.__setitem__(name, make(tensors.get(name)))
-
-
-def file_edit(name, **fields):
-    def change(folder, tensors):
-        path = folder / name
-        path.write_text(
-            json.dumps({k: v for k, v in {**json.loads(path.read_text()), **fields}.items() if v != "DROP"})
-        )
-
-    return change
 
 
 FLAWS = {
@@ -169,7 +134,7 @@ FLAWS = {
     ),
     "FP8 where nothing is declared": (
         put("lm_head.weight", lambda t: t.to(fp8.E4M3)),
-        "lm_head.weight: stored as E4M3, but its module is not quantised",
+        "lm_head.weight: stored as float8_e4m3fn; Beam is served with it in bfloat16, .* never quantised",
     ),
     "narrow router": (
         put(f"{LAST}mlp.gate.e_score_correction_bias", lambda t: t.to(torch.bfloat16)),
@@ -189,6 +154,14 @@ FLAWS = {
     "ignored but scaled": (
         file_edit("config.json", quantization_config=None),
         "stored as E4M3, but its module is not quantised",
+    ),
+    "stop token as text": (
+        file_edit("generation_config.json", eos_token_id="348"),
+        "eos_token_id must be a token id or a list of them, found '348'",
+    ),
+    "nested stop tokens": (
+        file_edit("generation_config.json", eos_token_id=[[347, 348]]),
+        r"eos_token_id must be a token id or a list of them, found \[\[347, 348\]\]",
     ),
     "call does not stop": (file_edit("generation_config.json", eos_token_id=[348]), r"lacks <\|call\|>"),
     "template drops history": (file_edit("tokenizer_config.json", chat_template="{{ messages[0].content }}"), "drops"),

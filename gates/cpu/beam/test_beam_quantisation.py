@@ -170,8 +170,8 @@ GROUP = "config_groups.group_0"
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ([], "must name its quant_method"),
-        ("fp8", "must name its quant_method"),
+        ([], "must be an object, found"),
+        ("fp8", "must be an object, found 'fp8'"),
         (change("quant_method", "DROP"), "must name its quant_method"),
         (change("kv_cache_scheme", {"num_bits": 8, "type": "float"}), r"kv_cache_scheme is .*cache is BF16, set it to"),
         (change("transform_config", {"config_groups": {}}), "transform_config is .*not rotated"),

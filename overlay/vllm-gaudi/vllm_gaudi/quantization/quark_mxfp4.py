@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
+from vllm_gaudi.models.beam.quant_section import SECTION, check_patterns
+from vllm_gaudi.models.config_values import require, shown
+
 NAME = "muse_quark_mxfp4"
 GROUP = 32
 MODEL_TYPES = ("muse_spark", "muse_spark_text")
@@ -70,28 +73,31 @@ class QuarkMxfp4Config(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "QuarkMxfp4Config":
-        """From the section. Raises ValueError naming the first entry that is not plain MXFP4."""
-        for entry in ("layer_quant_config", "layer_type_quant_config"):
-            if config.get(entry):
-                raise ValueError(
-                    f"quantization_config.{entry}: schemes of single layers are not supported for Muse Spark"
-                )
-        weight = (config.get("global_quant_config") or {}).get("weight") or {}
-        for field, wanted in WEIGHT.items():
-            if weight.get(field) != wanted:
-                raise ValueError(
-                    f"quantization_config.global_quant_config.weight.{field} is {weight.get(field)!r}, only {wanted!r} "
-                    "(MXFP4) is supported for Muse Spark"
-                )
-        export = config.get("export") or {}
-        if export.get("weight_format", "real_quantized") != "real_quantized":
-            raise ValueError(
-                f"quantization_config.export.weight_format is {export['weight_format']!r}; take the packed export "
-                "('real_quantized')"
+        """From the section. Raises ConfigError naming the first entry that is not plain MXFP4."""
+        for entry in ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config", "softmax_quant_spec"):
+            require(
+                not config.get(entry), f"{SECTION}.{entry} is set; Muse Spark is served with one scheme, of weights"
             )
-        if export.get("kv_cache_group"):
-            raise ValueError("quantization_config.export.kv_cache_group: a quantised KV cache is not supported")
-        return cls(list(config.get("exclude") or []))
+        weight = _object(_object(config, "global_quant_config"), "weight", ".global_quant_config")
+        for field, wanted in WEIGHT.items():
+            require(
+                type(weight.get(field)) is type(wanted) and weight[field] == wanted,
+                f"{SECTION}.global_quant_config.weight.{field} is {shown(weight.get(field))}, only {wanted!r} (MXFP4) "
+                "is supported for Muse Spark",
+            )
+        export = _object(config, "export")
+        form = export.get("weight_format", "real_quantized")
+        require(
+            form == "real_quantized",
+            f"{SECTION}.export.weight_format is {shown(form)}; take the packed export ('real_quantized')",
+        )
+        group = export.get("kv_cache_group")
+        require(not group, f"{SECTION}.export.kv_cache_group is {shown(group)}; a quantised KV cache is not supported")
+        exclude = config.get("exclude") or []
+        names = isinstance(exclude, list) and all(isinstance(entry, str) and entry for entry in exclude)
+        require(names, f"{SECTION}.exclude must be a list of names, found {shown(exclude)}")
+        check_patterns("exclude", exclude)
+        return cls(list(exclude))
 
     def is_excluded(self, module: str) -> bool:
         """Whether `module` (the checkpoint's name, without `.weight`) stays unquantised, in any of its spellings."""
@@ -121,6 +127,12 @@ class QuarkMxfp4Config(QuantizationConfig):
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         """None: experts hold their own packed tensors, and nothing else may be quantised."""
         return None
+
+
+def _object(parent: dict[str, Any], name: str, at: str = "") -> dict[str, Any]:
+    value = parent.get(name) or {}
+    require(isinstance(value, dict), f"{SECTION}{at}.{name} must be an object, found {shown(value)}")
+    return value
 
 
 def register() -> None:

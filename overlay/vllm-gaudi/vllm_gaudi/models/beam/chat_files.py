@@ -6,6 +6,7 @@ import hashlib
 from vllm.config import ModelConfig
 
 from vllm_gaudi.models.beam.inventory import BeamCheckpointError
+from vllm_gaudi.models.config_values import shown
 
 STOP_TOKENS = ("<|return|>", "<|call|>")
 ROUND_TRIP = (
@@ -60,13 +61,19 @@ def check_chat_files(model_config: ModelConfig) -> str:
 
 def _check_stops(tokenizer, model_config: ModelConfig) -> None:
     generation = model_config.try_get_generation_config().get("eos_token_id")
-    stops = set(generation if isinstance(generation, list) else [generation]) | {tokenizer.eos_token_id}
+    ids = generation if isinstance(generation, list) else [generation]
+    if generation is not None and not all(type(entry) is int for entry in ids):
+        raise BeamCheckpointError(
+            f"generation_config.json: eos_token_id must be a token id or a list of them, found {shown(generation)}; "
+            "take the published file"
+        )
+    stops = {*ids, tokenizer.eos_token_id}
     vocabulary = tokenizer.get_vocab()
     for token in STOP_TOKENS:
         if token not in vocabulary:
             raise BeamCheckpointError(f"tokenizer: has no token {token}; it is not Beam's")
         if vocabulary[token] not in stops:
             raise BeamCheckpointError(
-                f"generation_config.json: eos_token_id {generation} lacks {token} ({vocabulary[token]}), "
+                f"generation_config.json: eos_token_id {shown(generation)} lacks {token} ({vocabulary[token]}), "
                 "so turns would not end there; take the published file"
             )

@@ -6,22 +6,14 @@ plug-in, and because a field that is dropped or contradicts another must stop
 the server by name instead of giving a different model.
 """
 
-from transformers import PretrainedConfig
+from typing import Any
 
-from vllm_gaudi.models.beam.config_checks import (
-    check_dtype,
-    check_fields,
-    check_numbers,
-    is_positive,
-    refuse_unknown,
-    require,
-)
-from vllm_gaudi.models.beam.quant_section import check_section
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from vllm_gaudi.models.beam.config_checks import FULL, MODEL, WHOLE, flat_rope, judge, published_layer_types
+from vllm_gaudi.models.config_values import OVERRIDE, check_dtype, check_whole, drop_idle, require, said_in
+from vllm_gaudi.models.judged_config import JudgedConfig
 
 
-class BeamConfig(PretrainedConfig):
+class BeamConfig(JudgedConfig):
     """Beam configuration.
 
     `layer_types[i]` decides attention: `sliding_attention` has RoPE and a window
@@ -32,8 +24,8 @@ class BeamConfig(PretrainedConfig):
     sliding layers.
 
     Raises:
-        ValueError: an unknown field that is switched on, or a value that
-            contradicts another; the message names the field.
+        ConfigError: an unknown field that is switched on, or a value that
+            cannot be or contradicts another; the message names the field.
     """
 
     model_type = "beam"
@@ -73,51 +65,36 @@ class BeamConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs) -> None:
         # What the file must say itself: defaults here would be a guess (checked when weights are loaded).
-        self.absent_fields = [
-            name for name in ("max_position_embeddings", "rope_parameters") if getattr(self, name) is None
-        ]
-        kwargs.pop("absent_fields", None)
+        absent = [name for name in ("max_position_embeddings", "rope_parameters") if getattr(self, name) is None]
+        kwargs = drop_idle(self, kwargs)
         if self.max_position_embeddings is None:
             self.max_position_embeddings = 8192
-        check_dtype(self.dtype, kwargs.get("dtype"), kwargs.get("torch_dtype"))
-        check_numbers(self)
+        if self.rope_parameters is None:
+            self.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+        self.dtype = check_dtype(MODEL, self.dtype, kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
+        check_whole(self, WHOLE)
         if self.layer_types is None:
-            self.layer_types = self.published_layer_types()
+            self.layer_types = published_layer_types(self.num_hidden_layers)
         if self.mlp_layer_types is None:
             dense = min(3, self.num_hidden_layers)
             self.mlp_layer_types = ["dense"] * dense + ["sparse"] * (self.num_hidden_layers - dense)
-        kwargs = refuse_unknown(kwargs)
-        check_section(kwargs.get("quantization_config"))
-        check_fields(self)
-        self.rope_parameters = self._flat_rope(self.rope_parameters)
-        if self.architectures is None:
-            self.architectures = ["BeamForCausalLM"]
-        super().__post_init__(**kwargs)
+        super().__post_init__(**self.judge(kwargs))
+        self.absent_fields = absent
 
-    def published_layer_types(self) -> list[str]:
-        """Every sixth layer and the last one attend in full."""
-        last = self.num_hidden_layers - 1
-        return [FULL if (i + 1) % 6 == 0 or i == last else SLIDING for i in range(last + 1)]
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field; vLLM sets those of `--hf-overrides` one by one, and reads RoPE before it builds the model."""
+        own = vars(self)
+        if absent := own.get("absent_fields"):
+            own["absent_fields"] = [field for field in absent if field != name or value == own[name]]
+        if "absent_fields" in own:
+            with said_in(OVERRIDE):
+                require(name != "absent_fields", f"{name} is no name of a field; remove it")
+                value = flat_rope(value) if name == "rope_parameters" else value
+        super().__setattr__(name, value)
 
-    @staticmethod
-    def _flat_rope(rope: dict | None) -> dict:
-        """The single RoPE of the sliding layers as {rope_type, rope_theta}."""
-        if rope is None:
-            return {"rope_type": "default", "rope_theta": 10000.0}
-        require(isinstance(rope, dict), f"rope_parameters must give rope_theta per layer type, found {rope!r}")
-        if SLIDING in rope or FULL in rope:
-            others = sorted(set(rope) - {SLIDING, FULL})
-            require(not others, f"rope_parameters has entries {others} beside those of the layer types")
-            full, rope = rope.get(FULL), rope.get(SLIDING)
-            require(full is None, f"rope_parameters.{FULL} is {full!r}, must be null (full layers have no RoPE)")
-        at = f"rope_parameters.{SLIDING}"
-        require(isinstance(rope, dict) and "rope_theta" in rope, f"{at} must give rope_theta, found {rope!r}")
-        kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
-        require(kind == "default", f"rope_type {kind!r} is not Beam's, only 'default' is")
-        extra = sorted(set(rope) - {"rope_type", "rope_theta"})
-        require(not extra, f"rope_parameters has unknown entries {extra}")
-        require(is_positive(theta), f"{at}.rope_theta must be a positive number, found {theta!r}")
-        return {"rope_type": "default", "rope_theta": float(theta)}
+    def judge(self, beside: dict[str, Any]) -> dict[str, Any]:
+        """See `config_checks.judge`."""
+        return judge(self, {name: value for name, value in beside.items() if name != "absent_fields"})
 
     def convert_rope_params_to_dict(self, **kwargs) -> dict:
         """Keep the flat form; the generic converter would add top-level keys."""

@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a Beam config: every refusal names the field, its value and what is possible."""
+"""What a Beam config may hold: every refusal names the field, its value and what is possible."""
 
-import math
 from typing import Any
 
-from transformers import GenerationConfig
+from vllm_gaudi.models.beam.quant_section import check_section
+from vllm_gaudi.models.config_values import (
+    check_architecture,
+    check_common,
+    check_fixed,
+    check_layer_lists,
+    check_range,
+    check_whole,
+    refuse_unknown,
+    require,
+    shown,
+)
 
+MODEL, ARCHITECTURE = "Beam", "BeamForCausalLM"
+FULL, SLIDING = "full_attention", "sliding_attention"
 # Fields of other families that say the same as Beam's fixed architecture: accepted with this value only.
 SYNONYMS = {
     "scoring_func": "sigmoid",
@@ -15,25 +27,11 @@ SYNONYMS = {
     "n_shared_experts": 0,
     "mlp_bias": False,
     "gating": True,
-}
-# Fields that carry no arithmetic.
-HARMLESS = {
-    "_commit_hash",
-    "_name_or_path",
-    "attn_implementation",
-    "auto_map",
-    "compression_config",
-    "dtype",
-    "experts_implementation",
-    "model_type",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "output_hidden_states",
-    "quantization_config",
-    "return_dict",
-    "router_aux_loss_coef",
-    "torch_dtype",
+    "use_sliding_window": True,
+    "use_qk_norm": True,
+    "qk_layernorm": True,
+    "use_routing_bias": True,
+    "attn_output_gate": True,
 }
 WHOLE = (
     "vocab_size",
@@ -51,9 +49,15 @@ WHOLE = (
     "n_group",
     "topk_group",
 )
-# Larger ones are a slip, and would be built as lists or tensors before anything else fails.
-LARGEST, MOST_LAYERS = 2**31 - 1, 1024
-REAL = ("rms_norm_eps", "routed_scaling_factor")
+# Far beyond what a model is trained with, and far from where fp32 arithmetic with them breaks down.
+RANGES = {
+    "rms_norm_eps": (1e-12, 0.1),
+    "routed_scaling_factor": (1e-3, 1e3),
+    "final_logit_softcapping": (0.1, 1e4),
+    "initializer_range": (0.0, 1e3),
+}
+OPTIONAL = {"final_logit_softcapping"}
+THETA = (10.0, 1e12)
 FIXED = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -61,78 +65,46 @@ FIXED = {
     "norm_topk_prob": True,
     "attention_dropout": 0,
 }
+LAYER_KINDS = {"layer_types": {FULL, SLIDING}, "mlp_layer_types": {"dense", "sparse"}}
 
 
-def refuse_unknown(fields: dict, synonyms: dict = SYNONYMS, model: str = "Beam") -> dict:
-    """Fields without the `synonyms` that agree with `model` and the unknown ones that are off.
+def judge(config, beside: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a config that is not Beam's, whether its fields come from the file or from an override.
+
+    Args:
+        config: declared fields; `rope_parameters` may be nested, and is flat afterwards.
+        beside: fields the class does not declare.
+
+    Returns:
+        Those of `beside` that are worth keeping.
 
     Raises:
-        ValueError: a field this model does not know is set, or a synonym contradicts the architecture.
+        ConfigError: naming the field, its value and what is possible.
     """
-    kept = {}
-    # Sampling defaults in config.json are dropped by transformers; generation_config.json counts.
-    sampling = GenerationConfig._get_default_generation_params()
-    for name, value in fields.items():
-        if name in synonyms:
-            if value is not None and value != synonyms[name]:
-                raise ValueError(f"config.json: {name} is {value!r}, {model} has {synonyms[name]!r}")
-        elif name in HARMLESS or name in sampling:
-            kept[name] = value
-        elif value not in (None, False) and value != [] and value != {}:
-            raise ValueError(
-                f"config.json: unknown field {name} = {value!r}; it may change the model, "
-                "so it is refused. Set it to null if it has no effect on inference."
-            )
+    check_common(config, beside, MODEL)
+    check_architecture(config, ARCHITECTURE, MODEL)
+    check_whole(config, WHOLE)
+    for name, limits in RANGES.items():
+        check_range(name, getattr(config, name), limits, optional=name in OPTIONAL)
+    kept = refuse_unknown(beside, SYNONYMS, MODEL)
+    section, alias = kept.get("quantization_config"), kept.get("compression_config")
+    check_section(section)
+    check_section(alias)
+    require(
+        section is None or alias is None or section == alias,
+        "quantization_config and its alias compression_config differ; remove one",
+    )
+    check_fixed(config, FIXED, MODEL)
+    _check_experts(config)
+    heads, kv = config.num_attention_heads, config.num_key_value_heads
+    require(heads % kv == 0, f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv}")
+    require(config.head_dim % 2 == 0, f"head_dim {config.head_dim} must be even for RoPE")
+    _check_layers(config)
+    config.rope_parameters = flat_rope(config.rope_parameters)
     return kept
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless `condition` holds."""
-    if not condition:
-        raise ValueError(f"config.json: {message}")
-
-
-def check_dtype(*values: Any) -> None:
-    """Refuse what names no float type of torch (None: not given); transformers would fail with a bare attribute."""
-    for value in values:
-        name = str(value).removeprefix("torch.")
-        require(
-            value is None or name in ("auto", "bfloat16", "float16", "float32"),
-            f"dtype is {value!r}, Beam is published in 'bfloat16'",
-        )
-
-
-def is_positive(value: Any) -> bool:
-    """Whether `value` is a finite number above 0; JSON may hold NaN, infinities and truth values."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-
-
-def check_numbers(config) -> None:
-    """Refuse numbers that are none, out of range, or broken where only whole ones count. Raises ValueError."""
-    for name in WHOLE:
-        value = getattr(config, name)
-        most = MOST_LAYERS if name == "num_hidden_layers" else LARGEST
-        require(
-            is_positive(value) and isinstance(value, int), f"{name} must be a positive whole number, found {value!r}"
-        )
-        require(value <= most, f"{name} must be at most {most}, found {value!r}")
-    for name in REAL:
-        value = getattr(config, name)
-        require(is_positive(value), f"{name} must be a positive number, found {value!r}")
-    cap = config.final_logit_softcapping
-    require(cap is None or is_positive(cap), f"final_logit_softcapping must be positive or null, found {cap!r}")
-
-
-def check_fields(config) -> None:
-    """Refuse values that contradict each other; `check_numbers` has passed. Raises ValueError."""
-    for name, fixed in FIXED.items():
-        require(getattr(config, name) == fixed, f"{name} is {getattr(config, name)!r}, Beam has {fixed!r}")
-    require(
-        config.num_attention_heads % config.num_key_value_heads == 0,
-        f"num_attention_heads {config.num_attention_heads} is no multiple of "
-        f"num_key_value_heads {config.num_key_value_heads}",
-    )
-    require(config.head_dim % 2 == 0, f"head_dim {config.head_dim} must be even for RoPE")
+def _check_experts(config) -> None:
     require(
         config.num_experts % config.n_group == 0,
         f"num_experts {config.num_experts} is no multiple of n_group {config.n_group}",
@@ -145,24 +117,36 @@ def check_fields(config) -> None:
         config.num_experts_per_tok <= reachable,
         f"num_experts_per_tok {config.num_experts_per_tok} exceeds the {reachable} experts of the kept groups",
     )
-    _check_layers(config)
 
 
 def _check_layers(config) -> None:
-    layers = config.num_hidden_layers
-    for name, kinds in (
-        ("layer_types", {"full_attention", "sliding_attention"}),
-        ("mlp_layer_types", {"dense", "sparse"}),
-    ):
-        values = getattr(config, name)
-        require(isinstance(values, list | tuple), f"{name} must be a list with one entry a layer, found {values!r}")
-        require(len(values) == layers, f"{name} has {len(values)} entries for {layers} layers")
-        unknown = sorted({v if isinstance(v, str) else repr(v) for v in values} - kinds)
-        require(not unknown, f"{name} holds {unknown}, known are {sorted(kinds)}")
-    wrong = [
-        i for i, (a, b) in enumerate(zip(config.layer_types, config.published_layer_types(), strict=True)) if a != b
-    ]
+    check_layer_lists(config, LAYER_KINDS)
+    published = published_layer_types(config.num_hidden_layers)
+    wrong = [i for i, (a, b) in enumerate(zip(config.layer_types, published, strict=True)) if a != b]
     require(
         not wrong,
         f"layer_types differs from Beam's pattern (every sixth layer and the last in full) at layers {wrong[:5]}",
     )
+
+
+def published_layer_types(layers: int) -> list[str]:
+    """Every sixth layer and the last one attend in full."""
+    return [FULL if (i + 1) % 6 == 0 or i == layers - 1 else SLIDING for i in range(layers)]
+
+
+def flat_rope(rope: Any) -> dict[str, Any]:
+    """The single RoPE of the sliding layers as {rope_type, rope_theta}; a flat one stays. Raises ConfigError."""
+    require(isinstance(rope, dict), f"rope_parameters must give rope_theta per layer type, found {shown(rope)}")
+    if SLIDING in rope or FULL in rope:
+        others = sorted(set(rope) - {SLIDING, FULL}, key=str)
+        require(not others, f"rope_parameters has entries {shown(others)} beside those of the layer types")
+        full, rope = rope.get(FULL), rope.get(SLIDING)
+        require(full is None, f"rope_parameters.{FULL} is {shown(full)}, must be null (full layers have no RoPE)")
+    at = f"rope_parameters.{SLIDING}"
+    require(isinstance(rope, dict) and "rope_theta" in rope, f"{at} must give rope_theta, found {shown(rope)}")
+    kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
+    require(kind == "default", f"rope_type {shown(kind)} is not Beam's, only 'default' is")
+    extra = sorted(set(rope) - {"rope_type", "rope_theta"}, key=str)
+    require(not extra, f"rope_parameters has unknown entries {shown(extra)}")
+    check_range(f"{at}.rope_theta", theta, THETA)
+    return {"rope_type": "default", "rope_theta": float(theta)}

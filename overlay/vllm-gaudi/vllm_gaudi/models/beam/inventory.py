@@ -14,13 +14,10 @@ import torch
 
 from vllm_gaudi.models.beam.config import BeamConfig
 from vllm_gaudi.models.beam.quant_section import OTHER_SCHEMES
+from vllm_gaudi.models.beam.tensor_values import BeamCheckpointError, check_values
 
 E4M3 = torch.float8_e4m3fn
 PLAIN_DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-
-
-class BeamCheckpointError(ValueError):
-    """A checkpoint that must not be served: which tensor, what is wrong, what to do."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +87,6 @@ def expected_tensors(config: BeamConfig, quantized: Callable[[str], bool]) -> di
     return table
 
 
-def check_values(name: str, role: str, tensor: torch.Tensor, error: type[ValueError] = BeamCheckpointError) -> None:
-    """Refuse numbers that each spoil a whole channel or every choice of experts; a zero channel is legal.
-
-    Raises:
-        error: a scale or router value that is not finite, or a negative scale.
-    """
-    if role in ("scale", "router") and not tensor.isfinite().all():
-        raise error(f"{name}: holds NaN or infinity; the file is damaged, fetch it again")
-    if role == "scale" and (tensor < 0).any():
-        raise error(f"{name}: holds a negative scale; the file is damaged, fetch it again")
-
-
 class Inventory:
     """Checks tensors off against the expected ones.
 
@@ -153,18 +138,23 @@ class Inventory:
     @staticmethod
     def _mistyped(name: str, want: Expected, dtype: torch.dtype) -> str:
         found = str(dtype).removeprefix("torch.")
+        if want.role == "plain":
+            return f"{name}: stored as {found}; Beam is served with it in bfloat16, float16 or float32, never quantised"
+        if want.role in ("fp8", "matrix", "scale") and dtype not in (E4M3, *PLAIN_DTYPES):
+            stored = "bfloat16, float16 or float32" if want.role == "scale" else "float8_e4m3fn or bfloat16"
+            return f"{name}: stored as {found}; Beam is served from {stored} there, take another export"
         if want.role == "fp8":
             layer, expert, _ = name.partition(".mlp.experts.")
             advice = f"every expert of {layer}, as BF16," if expert else "the module"
             return f"{name}: stored as {found}, but quantization_config says E4M3; put {advice} on its ignore list"
-        if dtype == E4M3:
+        if want.role == "matrix":
             return (
                 f"{name}: stored as E4M3, but its module is not quantised by quantization_config; take it off the "
                 "ignore list or make it a target"
             )
         if want.role == "router":
             return f"{name}: stored as {found}; the router must be float32, narrower types change the chosen experts"
-        return f"{name}: stored as {found}, expected bfloat16, float16 or float32"
+        return f"{name}: stored as {found}; scales must be bfloat16, float16 or float32"
 
     def finish(self, optional: Callable[[str], bool] = lambda name: False) -> None:
         """Refuse missing tensors but those a reader may leave out (`optional`)."""

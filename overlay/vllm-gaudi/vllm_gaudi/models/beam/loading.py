@@ -62,7 +62,7 @@ def checked_tensors(
     if config.absent_fields:
         raise BeamCheckpointError(
             f"config.json: {', '.join(config.absent_fields)} missing; they cannot be guessed, take them from the "
-            "published checkpoint"
+            "published checkpoint or give them in --hf-overrides"
         )
     inventory = Inventory(expected_tensors(config, quantized_modules(model)))
     for name, tensor in weights:

@@ -15,7 +15,6 @@ from vllm.sequence import IntermediateTensors
 
 from vllm_gaudi.models.beam.attention import BeamAttention
 from vllm_gaudi.models.beam.config import BeamConfig
-from vllm_gaudi.models.beam.inventory import check_values
 from vllm_gaudi.models.beam.layers import BeamRMSNorm, DepthScaledAdd, Positions, softcap
 from vllm_gaudi.models.beam.loading import checked_tensors, load_checked
 from vllm_gaudi.models.beam.moe import BeamMLP, BeamMoE
@@ -23,6 +22,7 @@ from vllm_gaudi.models.beam.quant_modules import resolve
 from vllm_gaudi.models.beam.rounding import Rounding
 from vllm_gaudi.models.beam.serving_checks import check_serving
 from vllm_gaudi.models.beam.settings import BeamSettings
+from vllm_gaudi.models.beam.tensor_values import check_values, role_of
 from vllm_gaudi.runtime.layer_loop import end_layer
 
 
@@ -174,6 +174,5 @@ class BeamForCausalLM(nn.Module, SupportsQuant, SupportsEagle3):
         return checked_tensors(self, tensors)
 
     def check_values(self, name: str, tensor: torch.Tensor) -> None:
-        """Refuse a damaged scale or router among the tensors a planning loader reads; `tensor` is any part of it."""
-        role = "scale" if name.endswith("_scale") else "router" if ".mlp.gate." in name else "matrix"
-        check_values(name, role, tensor)
+        """Refuse damaged values among the tensors a planning loader reads; `tensor` is any part of one."""
+        check_values(name, role_of(name), tensor)

@@ -15,7 +15,8 @@ from typing import Any
 from vllm.logger import init_logger
 
 from vllm_gaudi.models.beam.config import BeamConfig
-from vllm_gaudi.models.beam.quant_section import METHOD, WHERE
+from vllm_gaudi.models.beam.quant_section import METHOD, SECTION
+from vllm_gaudi.models.config_values import ConfigError
 
 # Only loggers below "vllm" have a handler.
 logger = init_logger(f"vllm.{__name__}")
@@ -95,7 +96,7 @@ def _packed(name: str) -> str | None:
 
 
 def _mean(entries: Entries, module: Module, what: str) -> bool:
-    """Whether `entries` mean `module`. Raises ValueError when they mean only some of its matrices."""
+    """Whether `entries` mean `module`. Raises ConfigError when they mean only some of its matrices."""
     whole = any([entries.mean(alias) for alias in module.aliases])
     chosen = []
     for name in module.matrices:
@@ -111,13 +112,13 @@ def _mean(entries: Entries, module: Module, what: str) -> bool:
         layer = f"{head}.mlp.experts"
         numbers = sorted({int(name.removeprefix(f"{layer}.").split(".")[0]) for name in chosen})
         listed = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-        raise ValueError(
-            f"{WHERE} {what} {len(chosen)} of the {len(module.matrices)} matrices of {layer} (experts {listed}; "
+        raise ConfigError(
+            f"{SECTION} {what} {len(chosen)} of the {len(module.matrices)} matrices of {layer} (experts {listed}; "
             f"first {chosen[0]}), but the experts of a layer run in one kernel and share one format. Name all of them "
             f"(re:{re.escape(layer)}\\..*) or none, and store them alike"
         )
-    raise ValueError(
-        f"{WHERE} {what} {', '.join(chosen)} but not {', '.join(others)}, which are one matrix on the device. "
+    raise ConfigError(
+        f"{SECTION} {what} {', '.join(chosen)} but not {', '.join(others)}, which are one matrix on the device. "
         "Name all of them or none, and store them alike"
     )
 
@@ -128,7 +129,7 @@ def resolve(quant_config: Any, config: BeamConfig) -> None:
     Does nothing without a compressed-tensors config. Idempotent. An ignore entry that means no module is logged.
 
     Raises:
-        ValueError: an entry means a part of a module that is built as one, or a target means what is never quantised.
+        ConfigError: an entry means a part of a module that is built as one, or a target means what is never quantised.
     """
     if quant_config is None or quant_config.get_name() != METHOD:
         return
@@ -142,13 +143,15 @@ def resolve(quant_config: Any, config: BeamConfig) -> None:
             plain += module.built
     for name in PLAIN:
         if target.mean(name) and not ignore.mean(name):
-            raise ValueError(f"{WHERE} targets {name}, which Beam keeps in BF16; put it on the ignore list")
+            raise ConfigError(f"{SECTION} targets {name}, which Beam keeps in BF16; put it on the ignore list")
     routers = [f"model.layers.{i}.mlp.gate" for i in range(config.num_hidden_layers) if config.is_sparse(i)]
     for name in (*PLAIN, *routers):
         ignore.mean(name)
     if unused := ignore.unused():
         listed = ", ".join(unused[:8]) + (", ..." if len(unused) > 8 else "")
-        logger.warning_once("%s.ignore: no matrix of Beam is meant by %d entries: %s", WHERE, len(unused), listed)
+        logger.warning_once(
+            "config.json: %s.ignore: no matrix of Beam is meant by %d entries: %s", SECTION, len(unused), listed
+        )
     scheme = next(iter(quant_config.target_scheme_map.values()))
     quant_config.target_scheme_map = {"Linear": scheme}
     quant_config.ignore = [*PLAIN, *plain]

@@ -10,8 +10,9 @@ from vllm_gaudi.models.beam.quant_section import METHOD, check_section
 def check_serving(vllm_config: VllmConfig) -> None:
     """Refuse what would change the model or is not supported. Raises ValueError naming the argument."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    if model.disable_sliding_window or not model.hf_config.sliding_window:
+    if model.disable_sliding_window:
         raise ValueError("--disable-sliding-window: Beam's sliding layers are trained with a window; remove the flag")
+    model.hf_config.check()  # once more: --hf-overrides reach it after the config class has looked
     if model.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"--dtype {model.dtype}: Beam runs in bfloat16 (or float32 for comparison)")
     cache = vllm_config.cache_config.cache_dtype
@@ -34,4 +35,4 @@ def _check_scheme(quant_config) -> None:
         return
     if quant_config.get_name() != METHOD:
         raise ValueError(f"quantization {quant_config.get_name()!r}: Beam is served in BF16 or {METHOD} FP8")
-    check_section(quant_config.config)  # once more: --hf-overrides reach it after the config class has looked
+    check_section(quant_config.config)  # which may come from another place than the config

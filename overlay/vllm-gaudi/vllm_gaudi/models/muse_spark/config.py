@@ -6,22 +6,45 @@ this plug-in, and because a field that is dropped or contradicts another must
 stop the server by name.
 """
 
-from transformers import PretrainedConfig
+from typing import Any
 
-from vllm_gaudi.models.beam.config_checks import refuse_unknown
-from vllm_gaudi.models.muse_spark.config_checks import SYNONYMS, check_fields
+from vllm_gaudi.models.config_values import (
+    OVERRIDE,
+    TOKEN_IDS,
+    ConfigError,
+    check_architecture,
+    check_common,
+    check_dtype,
+    check_fixed,
+    check_token_ids,
+    check_whole,
+    drop_idle,
+    refuse_unknown,
+    require,
+    said_in,
+    shown,
+)
+from vllm_gaudi.models.judged_config import JudgedConfig
+from vllm_gaudi.models.muse_spark.config_checks import (
+    ARCHITECTURE,
+    FULL,
+    MODEL,
+    SLIDING,
+    SYNONYMS,
+    WHOLE,
+    check_rope,
+    judge,
+)
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 
-
-class MuseSparkTextConfig(PretrainedConfig):
+class MuseSparkTextConfig(JudgedConfig):
     """The text model.
 
     `layer_types[i]` decides the window, `layer_rope_theta[i]` (0 = no RoPE) the positions: two separate facts.
     `mlp_layer_types[i]` is `sparse` or `dense`. There is one RoPE; every theta but 0 must be its theta.
 
     Raises:
-        ValueError: an unknown field that is switched on, or a value that contradicts another, named.
+        ConfigError: an unknown field that is switched on, or a value that contradicts another, named.
     """
 
     model_type = "muse_spark_text"
@@ -63,19 +86,24 @@ class MuseSparkTextConfig(PretrainedConfig):
     eos_token_id: int | list[int] | None = 200001
 
     def __post_init__(self, **kwargs) -> None:
+        kwargs = drop_idle(self, kwargs)
+        self.dtype = check_dtype(MODEL, self.dtype, kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
+        check_whole(self, WHOLE)
         if self.rope_parameters is None:
             self.rope_parameters = {"rope_type": "default", "rope_theta": 500000.0}
         every_fourth = [(self.num_hidden_layers - 1 - i) % 4 == 0 for i in range(self.num_hidden_layers)]
         if self.layer_types is None:
             self.layer_types = [FULL if last else SLIDING for last in every_fourth]
         if self.layer_rope_theta is None:
-            theta = self.rope_parameters.get("rope_theta")
+            theta = check_rope(self.rope_parameters)
             self.layer_rope_theta = [0 if last else theta for last in every_fourth]
         if self.mlp_layer_types is None:
             self.mlp_layer_types = ["sparse"] * self.num_hidden_layers
-        kwargs = refuse_unknown(kwargs, SYNONYMS, "Muse Spark")
-        check_fields(self)
-        super().__post_init__(**kwargs)
+        super().__post_init__(**self.judge(kwargs))
+
+    def judge(self, beside: dict[str, Any]) -> dict[str, Any]:
+        """See `config_checks.judge`."""
+        return judge(self, beside)
 
     def convert_rope_params_to_dict(self, **kwargs) -> dict:
         """Keep the flat form; the generic converter would add top-level keys."""
@@ -94,14 +122,14 @@ class MuseSparkTextConfig(PretrainedConfig):
         return self.mlp_layer_types[layer] == "sparse"
 
 
-class MuseSparkConfig(PretrainedConfig):
+class MuseSparkConfig(JudgedConfig):
     """The published `config.json`: a text config beside vision and audio configs, which are kept but not used."""
 
     model_type = "muse_spark"
     has_no_defaults_at_init = True  # a default text config would be a guess; transformers builds one otherwise to print
     sub_configs = {"text_config": MuseSparkTextConfig}  # noqa: RUF012 (transformers' own convention)
 
-    text_config: dict | PretrainedConfig | None = None
+    text_config: dict | MuseSparkTextConfig | None = None
     vision_config: dict | None = None
     audio_config: dict | None = None
     image_token_id: int = 200092
@@ -110,25 +138,57 @@ class MuseSparkConfig(PretrainedConfig):
     tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs) -> None:
-        if self.text_config is None:
-            raise ValueError("config.json: text_config is missing; take it from the published checkpoint")
-        if isinstance(self.text_config, dict):
-            kind = self.text_config.get("model_type", MuseSparkTextConfig.model_type)
-            if kind != MuseSparkTextConfig.model_type:
-                raise ValueError(f"config.json: text_config.model_type is {kind!r}, must be 'muse_spark_text'")
-            self.text_config = MuseSparkTextConfig(**self.text_config)
-        if self.architectures is None:
-            self.architectures = ["MuseSparkForConditionalGeneration"]
-        super().__post_init__(**kwargs)
+        text = self.text_config
+        require(text is not None, "text_config is missing; take it from the published checkpoint")
+        if isinstance(text, dict):
+            kind = text.get("model_type", MuseSparkTextConfig.model_type)
+            require(
+                kind == MuseSparkTextConfig.model_type,
+                f"text_config.model_type is {shown(kind)}, must be 'muse_spark_text'",
+            )
+            with said_in("config.json: text_config"):
+                self.text_config = MuseSparkTextConfig.from_dict(text)
+        kwargs = drop_idle(self, kwargs)
+        self.dtype = check_dtype(MODEL, self.dtype, kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
+        super().__post_init__(**self.judge(kwargs))
+
+    def judge(self, beside: dict[str, Any]) -> dict[str, Any]:
+        """Refuse a wrapper that contradicts its text config; what only vision and audio read is kept unseen."""
+        text = self.text_config
+        require(isinstance(text, MuseSparkTextConfig), f"text_config must be an object, found {shown(text)}")
+        check_common(self, beside, MODEL)
+        check_architecture(self, ARCHITECTURE, MODEL)
+        check_fixed(self, {"tie_word_embeddings": False}, MODEL)
+        check_token_ids(self, beside, ("image_token_id", "video_token_id", "audio_token_id"))
+        texts = MuseSparkTextConfig.__dataclass_fields__.keys() - JudgedConfig.__dataclass_fields__.keys()
+        for name in ((SYNONYMS.keys() | texts) & beside.keys()) - set(TOKEN_IDS):
+            meant = getattr(text, name, SYNONYMS.get(name))
+            require(
+                beside[name] is None or beside[name] == meant,
+                f"{name} = {shown(beside[name])} is beside text_config and not read there; put it into text_config",
+            )
+        return {name: value for name, value in beside.items() if value is not None}
+
+    def update(self, config_dict: dict[str, Any]) -> None:
+        """See `JudgedConfig.update`; what the file does not hold and no class declares is refused too."""
+        known = vars(self).keys() | self.__dataclass_fields__.keys()
+        with said_in(OVERRIDE):
+            refuse_unknown({k: v for k, v in config_dict.items() if k not in known}, SYNONYMS, MODEL)
+        super().update(config_dict)
+
+    def check(self) -> None:
+        """Judge the wrapper and its text config. Raises ConfigError."""
+        super().check()
+        self.text_config.check()
 
 
-class MetaNativeConfig(PretrainedConfig):
+class MetaNativeConfig(JudgedConfig):
     """Meta's own layout: always refused, since its query and key rows are in another RoPE order."""
 
     model_type = "musespark1x_omni"
 
     def __post_init__(self, **kwargs) -> None:
-        raise ValueError(
-            "config.json: model_type 'musespark1x_omni' is Meta's native layout, whose query and key rows are ordered "
+        raise ConfigError(
+            "model_type 'musespark1x_omni' is Meta's native layout, whose query and key rows are ordered "
             "for another RoPE; serve the Hugging Face layout (model_type 'muse_spark') instead"
         )

@@ -1,8 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a Muse Spark text config: every refusal names the field, its value and what is possible."""
+"""What a Muse Spark text config may hold: every refusal names the field, its value and what is possible."""
 
-import math
+from typing import Any
 
+from vllm_gaudi.models.config_values import (
+    check_common,
+    check_fixed,
+    check_layer_lists,
+    check_length,
+    check_range,
+    check_whole,
+    is_number,
+    refuse_unknown,
+    require,
+    shown,
+)
+
+MODEL, ARCHITECTURE = "Muse Spark", "MuseSparkForConditionalGeneration"
+FULL, SLIDING = "full_attention", "sliding_attention"
 # Fields that say the same as the fixed architecture: accepted with this value only.
 SYNONYMS = {
     "scoring_func": "sigmoid",
@@ -10,63 +25,70 @@ SYNONYMS = {
     "n_shared_experts": 0,
     "mlp_bias": False,
     "norm_topk_prob": True,
+    "use_sliding_window": True,
+    "use_qk_norm": True,
+    "qk_layernorm": True,
 }
-POSITIVE = (
+WHOLE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "moe_intermediate_size",
-    "moe_hidden_size", "num_local_experts", "num_experts_per_tok", "rms_norm_eps", "post_norm_eps",
-    "routed_scaling_factor", "qk_scale_factor", "output_multiplier", "final_logit_softcapping",
-    "residual_gate_temperature",
+    "moe_hidden_size", "num_local_experts", "num_experts_per_tok",
 )  # fmt: skip
-FIXED = {"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False, "attention_dropout": 0}
-LAYER_KINDS = {
-    "layer_types": {"full_attention", "sliding_attention"},
-    "mlp_layer_types": {"dense", "sparse"},
+# Far beyond what a model is trained with, and far from where fp32 arithmetic with them breaks down.
+RANGES = {
+    "rms_norm_eps": (1e-12, 0.1),
+    "post_norm_eps": (1e-12, 0.1),
+    "routed_scaling_factor": (1e-3, 1e3),
+    "qk_scale_factor": (1e-3, 1e3),
+    "output_multiplier": (1e-4, 1e3),
+    "final_logit_softcapping": (0.1, 1e4),
+    "residual_gate_temperature": (1e-3, 1e3),
+    "initializer_range": (0.0, 1e3),
 }
+THETA = (10.0, 1e12)
+FIXED = {"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False, "attention_dropout": 0}
+LAYER_KINDS = {"layer_types": {FULL, SLIDING}, "mlp_layer_types": {"dense", "sparse"}}
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(f"config.json: {message}")
+def judge(config, beside: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a text config that is not Muse Spark's, whether its fields come from the file or from an override.
 
+    Args:
+        config: declared fields.
+        beside: fields the class does not declare.
 
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    Returns:
+        Those of `beside` that are worth keeping.
 
-
-def check_fields(config) -> None:
-    """Refuse values that are out of range or contradict each other. Raises ValueError."""
-    for name in POSITIVE:
-        value = getattr(config, name)
-        _require(_is_number(value) and value > 0, f"{name} must be a positive number, found {value!r}")
-    for name, fixed in FIXED.items():
-        _require(getattr(config, name) == fixed, f"{name} is {getattr(config, name)!r}, Muse Spark has {fixed!r}")
+    Raises:
+        ConfigError: naming the field, its value and what is possible.
+    """
+    check_common(config, beside, MODEL)
+    kept = refuse_unknown(beside, SYNONYMS, MODEL)
+    check_whole(config, WHOLE)
+    for name, limits in RANGES.items():
+        check_range(name, getattr(config, name), limits)
+    check_fixed(config, FIXED, MODEL)
     heads, kv = config.num_attention_heads, config.num_key_value_heads
-    _require(heads % kv == 0, f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv}")
-    _require(config.head_dim % 2 == 0, f"head_dim {config.head_dim} must be even for RoPE")
+    require(heads % kv == 0, f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv}")
+    require(config.head_dim % 2 == 0, f"head_dim {config.head_dim} must be even for RoPE")
     routes, experts = config.num_experts_per_tok, config.num_local_experts
-    _require(routes <= experts, f"num_experts_per_tok {routes} exceeds num_local_experts {experts}")
-    for name, kinds in LAYER_KINDS.items():
-        _check_length(config, name)
-        unknown = sorted(set(getattr(config, name)) - kinds)
-        _require(not unknown, f"{name} holds {unknown}, known are {sorted(kinds)}")
-    _check_rope(config)
-
-
-def _check_length(config, name: str) -> None:
-    found, layers = len(getattr(config, name)), config.num_hidden_layers
-    _require(found == layers, f"{name} has {found} entries for {layers} layers")
-
-
-def _check_rope(config) -> None:
-    rope = config.rope_parameters
-    kind, theta = rope.get("rope_type", "default"), rope.get("rope_theta")
-    _require(kind == "default", f"rope_type {kind!r} is not Muse Spark's, only 'default' is")
-    _require(_is_number(theta) and theta > 0, f"rope_parameters.rope_theta must be positive, found {theta!r}")
-    extra = sorted(set(rope) - {"rope_type", "rope_theta"})
-    _require(not extra, f"rope_parameters has unknown entries {extra}")
-    _check_length(config, "layer_rope_theta")
+    require(routes <= experts, f"num_experts_per_tok {routes} exceeds num_local_experts {experts}")
+    check_layer_lists(config, LAYER_KINDS)
+    theta = check_rope(config.rope_parameters)
     # Implementations disagree whether a layer's own theta or the global one counts; they agree when both are equal.
-    for layer, value in enumerate(config.layer_rope_theta):
-        good = _is_number(value) and value in (0, theta)
-        _require(good, f"layer_rope_theta[{layer}] is {value!r}, must be 0 (no RoPE) or rope_theta {theta}")
+    for layer, value in enumerate(check_length(config, "layer_rope_theta")):
+        good = is_number(value) and value in (0, theta)
+        require(good, f"layer_rope_theta[{layer}] is {shown(value)}, must be 0 (no RoPE) or rope_theta {theta:g}")
+    return kept
+
+
+def check_rope(rope: Any) -> float:
+    """The theta of the single RoPE. Raises ConfigError for another RoPE, or none."""
+    require(isinstance(rope, dict), f"rope_parameters must give rope_theta, found {shown(rope)}")
+    kind, theta = rope.get("rope_type", "default"), rope.get("rope_theta")
+    require(kind == "default", f"rope_type {shown(kind)} is not Muse Spark's, only 'default' is")
+    extra = sorted(set(rope) - {"rope_type", "rope_theta"}, key=str)
+    require(not extra, f"rope_parameters has unknown entries {shown(extra)}")
+    check_range("rope_parameters.rope_theta", theta, THETA)
+    return theta

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_gaudi.models.beam.inventory import BeamCheckpointError, Expected, Inventory
+from vllm_gaudi.models.beam.inventory import Expected, Inventory
+from vllm_gaudi.models.beam.tensor_values import BeamCheckpointError, role_of
 from vllm_gaudi.models.muse_spark.config import MuseSparkTextConfig
 from vllm_gaudi.models.muse_spark.placement import GROUP
 
@@ -44,7 +45,7 @@ def expected_tensors(config: MuseSparkTextConfig, packed: Callable[[int], bool])
     table: dict[str, Expected] = {}
 
     def plain(name: str, *shape: int) -> None:
-        table[name] = PackedExpected(shape, "plain")
+        table[name] = PackedExpected(shape, role_of(name))
 
     for name in ("model.embed_tokens", "lm_head"):
         plain(f"{name}.weight", config.vocab_size, hidden)
@@ -96,6 +97,6 @@ class MuseInventory(Inventory):
     @staticmethod
     def _mistyped(name: str, want: Expected, dtype: torch.dtype) -> str:
         found = str(dtype).removeprefix("torch.")
-        if want.role == "plain":
+        if want.role in ("plain", "matrix"):
             return f"{name}: stored as {found}, but its module is not quantised, so it must be BF16"
         return f"{name}: stored as {found}, but quantization_config says MXFP4; add it to exclude"

@@ -12,6 +12,7 @@ def check_serving(vllm_config: VllmConfig) -> None:
     model, parallel, quant = vllm_config.model_config, vllm_config.parallel_config, vllm_config.quant_config
     if model.disable_sliding_window:
         raise ValueError("--disable-sliding-window: Muse Spark's sliding layers are trained with a window; remove it")
+    model.hf_config.check()  # once more: --hf-overrides reach it after the config class has looked
     if model.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"--dtype {model.dtype}: Muse Spark runs in bfloat16 (or float32 for comparison)")
     if parallel.enable_expert_parallel:
