@@ -9,8 +9,9 @@ from torch import nn
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import AutoWeightsLoader
 
-from vllm_gaudi.models.beam.inventory import check_values as check_damage
 from vllm_gaudi.models.beam.inventory import unpack
+from vllm_gaudi.models.beam.tensor_values import check_values as check_damage
+from vllm_gaudi.models.beam.tensor_values import role_of
 from vllm_gaudi.models.muse_spark.inventory import (
     EXPERTS,
     MuseCheckpointError,
@@ -64,10 +65,10 @@ def check_values(name: str, part: torch.Tensor) -> None:
     """Refuse a damaged scale or router; `part` is any part of tensor `name`. Says once that products are not exact.
 
     Raises:
-        MuseCheckpointError: the E8M0 byte for NaN, or a router value that is not finite.
+        MuseCheckpointError: the E8M0 byte for NaN, or a value beside the matrices that is not finite.
     """
-    if ".mlp.gate." in name:
-        check_damage(name, "router", part, MuseCheckpointError)
+    if role_of(name) == "plain":
+        check_damage(name, "plain", part, MuseCheckpointError)
     elif name.endswith("_scale") and part.numel():
         low, high = (int(edge) for edge in part.aminmax())
         if high == NAN:
