@@ -53,6 +53,7 @@ REFUSED = [
     ({"architectures": ["LlamaForCausalLM"]}, r"architectures is \['LlamaForCausalLM'\], Beam has"),
     ({"eos_token_id": "350"}, "eos_token_id must be a token id or a list of them, found '350'"),
     ({"attention_sinks": {"a": 1}}, "unknown field attention_sinks"),
+    ({"quantization_config": {"fp8_dtype_flavor": "x"}}, "quantization_config must name its quant_method"),
     ({"absent_fields": []}, "absent_fields is no name of a field"),
 ]
 

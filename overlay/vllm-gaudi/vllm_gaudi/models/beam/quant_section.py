@@ -63,8 +63,9 @@ def check_section(section: Any) -> None:
     """
     if section is None:
         return
-    _require(isinstance(section, dict) and isinstance(section.get("quant_method"), str), "must name its quant_method")
-    if section["quant_method"] != METHOD:
+    method = section.get("quant_method") if isinstance(section, dict) else None
+    _require(isinstance(method, str) and method, "must name its quant_method")  # vLLM gives one without it an empty one
+    if method != METHOD:
         return  # refused when the server's arguments are checked, which may name another method
     for name, reason in ALIEN.items():
         _require(not section.get(name), f".{name} is {shown(section.get(name))}; {reason}, set it to null")
