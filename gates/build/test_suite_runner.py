@@ -67,10 +67,11 @@ def run(
     capsys: pytest.CaptureFixture[str],
     *parts: runner.Part,
     long: bool = False,
+    jobs: int = 1,
 ) -> tuple[int, list[str]]:
     """Exit code and lines on stdout (pytest's own output goes past capsys)."""
     monkeypatch.setattr(runner, "PARTS", parts)
-    code = runner.run(project, argparse.Namespace(long=long, part=None, words=["-q"]))
+    code = runner.run(project, argparse.Namespace(long=long, part=None, jobs=jobs, words=["-q"]))
     return code, capsys.readouterr().out.strip().splitlines()
 
 
@@ -141,6 +142,72 @@ def test_any_other_fault_of_an_environment_is_an_error(
 ) -> None:
     with pytest.raises(ToolError, match="the lock is no TOML"):
         run(project, monkeypatch, capsys, part("a", "one", prepare=broken), part("b", "two"))
+
+
+MEETING = """
+import pathlib, time
+
+def test_meets():
+    here = pathlib.Path(__file__).parent
+    (here / "arrived").touch()
+    for _ in range({tries}):
+        if (here.parent / "{other}" / "arrived").exists():
+            return
+        time.sleep(0.01)
+    assert False, "the other part does not run at the same time"
+"""
+
+
+def meeting(project: Project, *, tries: int) -> None:
+    """Two suites that pass only when each sees the other run."""
+    (project.root / "one/test_one.py").write_text(MEETING.format(other="two", tries=tries))
+    (project.root / "two/test_two.py").write_text(MEETING.format(other="one", tries=tries))
+
+
+def test_two_jobs_run_two_parts_at_once_and_say_whose_line_it_is(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meeting(project, tries=6000)
+    code, lines = run(project, monkeypatch, capsys, part("a", "one"), part("b", "two"), jobs=2)
+    assert (code, lines[-1]) == (0, "2 passed, 0 failed, 0 skipped")
+    assert [line.split()[0] for line in lines[-3:-1]] == ["a", "b"], "the summary keeps the parts' order"
+    assert {line[0] for line in lines if "| 1 passed" in line} == {"a", "b"}
+
+
+def test_one_job_runs_one_part_after_the_other(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meeting(project, tries=1)
+    code, lines = run(project, monkeypatch, capsys, part("a", "one"), part("b", "two"))
+    assert (code, lines[-1]) == (Exit.CHECK_FAILED, "1 passed, 1 failed, 0 skipped")
+
+
+def test_failures_side_by_side_fail_the_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project.root / "two/test_two.py").write_text("import os\ndef test_dies(): os._exit(3)\n")
+    code, lines = run(
+        project, monkeypatch, capsys, part("a", "one"), part("b", "two"), part("c", "one", prepare=unreachable), jobs=2
+    )
+    assert code == Exit.CHECK_FAILED
+    assert [line.split()[1] for line in lines[-4:-1]] == ["PASS", "FAIL", "SKIP"]
+
+
+def test_the_longest_part_begins_first(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name stands on the first line, or the run would end with it alone."""
+    long_one = runner.Part("b", ("two",), lambda project: HERE, minutes=9)
+    monkeypatch.setattr(runner, "PARTS", (part("a", "one"), long_one))
+    runner.run(project, argparse.Namespace(long=False, part=None, jobs=1, words=["-q"]))
+    begun = [line for line in capsys.readouterr().err.splitlines() if line.startswith("== ")]
+    assert begun == ["== b: two", "== a: one"]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "", "1.5", "²"])
+def test_a_number_of_jobs_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="no number of jobs"):
+        runner._jobs(text)
 
 
 def test_every_folder_with_tests_is_in_a_part() -> None:
