@@ -24,7 +24,9 @@ copy_hooks: list[Callable[[torch.Tensor, torch.Tensor, bool], None]] = []
 
 def moved(destination: torch.Tensor, source: torch.Tensor, to_hpu: bool, non_blocking: bool) -> None:
     """Report one copy between host and device, and let the fault models at it."""
-    if probe.listeners and not tracker.is_paused():
+    if tracker.is_paused():
+        return
+    if probe.listeners:
         kind = "h2d" if to_hpu else "d2h"
         nbytes = source.numel() * source.element_size()
         probe.emit(kind, nbytes, blocking=not non_blocking, caller=probe.caller())
@@ -60,14 +62,15 @@ def _to(original: Callable[..., Any]) -> Callable[..., Any]:
             out = original(self, *args, **kwargs)
             return to_device(out) if target and _is_real(out) and not out.is_meta else out
         if is_device(self) == target:
-            with torch._C.DisableTorchFunctionSubclass():  # a subclass would come back here with the CPU's name
+            # A subclass, or a mode such as `with torch.device(...)`, would come back here with the CPU's name.
+            with torch._C.DisableTorchFunction():
                 return original(self, *args, **kwargs)
         position = (
             1 if args and isinstance(args[0], torch.Tensor) else 2
         )  # to(other, non_blocking), to(device, dtype, ...)
         non_blocking = bool(kwargs.get("non_blocking", len(args) > position and args[position]))
         kwargs = {key: value for key, value in kwargs.items() if key != "copy"}
-        with tracker.paused(), torch._C.DisableTorchFunctionSubclass():
+        with tracker.paused(), torch._C.DisableTorchFunction():
             out = original(self, *args, **kwargs)
             if out.untyped_storage().data_ptr() == self.untyped_storage().data_ptr():
                 out = out.clone()
@@ -88,7 +91,7 @@ def _copy_(original: Callable[..., Any]) -> Callable[..., Any]:
             src
         ):
             return original(self, src, non_blocking)
-        with tracker.paused():
+        with tracker.paused(), torch._C.DisableTorchFunction():
             original(self, src, non_blocking)
         moved(self, src, is_device(self), non_blocking)
         return self

@@ -48,7 +48,14 @@ def test_factories_place_on_the_card():
 def test_device_contexts():
     with torch.device("hpu"):
         inside = torch.nn.Linear(2, 2)
-    assert inside.weight.device.type == "hpu"
+        # The context sees methods as well; a move must end where it is told all the same.
+        moves = [inside.weight.to(inside.weight.device), inside.weight.to("hpu", torch.bfloat16), inside.weight.hpu()]
+        moves.append(torch.ones(2, device="cpu").to("hpu"))
+        back = [inside.weight.cpu(), torch.zeros_like(inside.weight, device="cpu").copy_(inside.weight)]
+    with torch.device("cpu"):
+        moves.append(inside.weight.to("hpu"))
+    assert {tensor.device.type for tensor in (inside.weight, *moves)} == {"hpu"}
+    assert {tensor.device.type for tensor in back} == {"cpu"}
     with torch.device("meta"):
         assert torch.empty(2).is_meta
     assert torch.empty(2).device.type == "cpu"

@@ -65,13 +65,14 @@ def test_values_of_the_host_travel():
         card.new_tensor([1.0])
         with torch.device("hpu"):
             torch.tensor(data=[1.0])
+            card.new_tensor([1.0, 2.0])
             torch.zeros(9)
         torch.full((2,), 3.0, device="hpu")
         torch.tensor([], device="hpu")
         torch.tensor([1.0])
         card * 2
     total = meter.total()
-    assert (total.h2d.count, total.h2d.bytes, total.h2d.blocking) == (4, 8 + 4 + 4 + 4, 4)
+    assert (total.h2d.count, total.h2d.bytes, total.h2d.blocking) == (5, 8 + 4 + 4 + 4 + 8, 5)
     assert total.launches == 1, "what is written to the card cuts no graph"
     assert all("test_hpusim_meters.py" in caller for caller in total.h2d.callers)
 
