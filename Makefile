@@ -51,13 +51,13 @@ image-check: $(DEV) ## build the Dockerfile over a small local base and let its 
 	$(TOOL) image --check
 
 gates: $(DEV) ## judge a running server: make gates URL=http://host:8000 PROFILE=node
-	$(TOOL) env serve >/dev/null && build/serve/bin/python -m gates run --base-url "$(URL)" --profile "$(or $(PROFILE),quick)"
+	$(TOOL) env serve >/dev/null && exec build/serve/bin/python -m gates run --base-url "$(URL)" --profile "$(or $(PROFILE),quick)"
 
 report: $(DEV) ## the gates' ledger as a page: build/report/report.html
-	$(TOOL) env serve >/dev/null && build/serve/bin/python -m gates report
+	$(TOOL) env serve >/dev/null && exec build/serve/bin/python -m gates report
 
 gate-controls: $(DEV) ## every gate against every known fault: red on its own, green elsewhere
-	$(TOOL) env serve >/dev/null && build/serve/bin/python -m gates.controls.matrix
+	$(TOOL) env serve >/dev/null && exec build/serve/bin/python -m gates.controls.matrix
 
 demo: $(DEV) ## from nothing to the rebuilt server on the emulated Gaudi, answering
 	$(TOOL) demo

@@ -236,3 +236,12 @@ def test_make_alone_prints_its_targets_and_every_one_is_described() -> None:
     readme = (ROOT / "README.md").read_text()
     for target in re.findall(r"^    make ([a-z-]+)", readme, flags=re.M):
         assert target in shown, f"README names `make {target}`"
+
+
+def test_a_target_that_is_ended_ends_what_it_runs() -> None:
+    """make passes SIGTERM on to its child alone: a shell in between must have become the long command."""
+    lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\t") and "&&" in line]
+    assert lines
+    for line in lines:
+        last = line.rpartition("&&")[2].split()
+        assert last[0] == "exec" or "lint" in line, f"without exec: {line.strip()}"
