@@ -2,6 +2,7 @@
 """Every meter counts a known program."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from gates.hpusim import compile as hpusim_compile
 from gates.hpusim import meters, probe, testing
 from gates.hpusim.meters import launches
 from gates.hpusim.meters.counts import Counts
-from gates.hpusim.meters.meter import attention_workspace
+from gates.hpusim.meters.meter import Meter, attention_workspace
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,14 @@ def test_nothing_is_counted_outside():
     torch.ones(2, device="hpu") + 1
     assert meter.total().summary()["ops"]["total"] == 0
     assert meter not in probe.listeners
+
+
+def test_every_event_is_known():
+    """An unknown one ends the process that is metered."""
+    folder = Path(probe.__file__).parent
+    emitted = {kind for path in folder.rglob("*.py") for kind in re.findall(r'emit\("(\w+)"', path.read_text())}
+    assert len(emitted) > 10
+    assert {kind for kind in emitted if not hasattr(Meter, f"_{kind}")} == set()
 
 
 def test_cuts_and_launches():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from gates.hpusim import memory, probe
+from gates.hpusim import memory
 from gates.hpusim.faults.config import Fault
 from gates.hpusim.faults.hooks import Undo
 from gates.hpusim.ops import sdpa_ops
@@ -50,8 +50,6 @@ class Workspace:
             return True
         self._blocks.append(memory.Block(growth))
         self.kept = needed
-        if probe.listeners:
-            probe.emit("attention_workspace_kept", self.kept)
         return False
 
 
