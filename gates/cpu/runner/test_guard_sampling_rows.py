@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from gates.cpu.runner.sampling_rules import rules
 from gates.cpu.runner.toy_engine import allowed_neighbour, next_token
 
 PROMPTS = [[30 + j for j in range(8)], [60 + j for j in range(11)], [90 + j for j in range(5)]]
@@ -79,6 +80,22 @@ def test_seed_does_not_depend_on_the_batch(make_engine, asynchronous: bool) -> N
     assert chunked.tracks["r0"].got == whole.tracks["r0"].got
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("rule", ["top-k", "top-p", "repetition penalty"])
+def test_settings_of_a_prompt_in_chunks(make_engine, asynchronous: bool, rule: str) -> None:
+    """Its first chunks sample nothing; the row's former owner must leave no setting behind."""
+    engine = make_engine(asynchronous, 64, max_num_batched_tokens=32)
+    (chosen,) = (r for r in rules(engine.vocabulary) if r.name == rule)
+    long = [40 + 3 * j % 120 for j in range(100)]
+    engine.add("former", PROMPTS[0], 5, temperature=1.5, top_k=40, top_p=0.9, repetition_penalty=1.2)
+    engine.run()
+    for name in ("first", "second"):
+        engine.add(name, long, 12, rule=chosen)
+        engine.run()
+    del engine.tracks["former"]
+    assert engine.wrong() == {}
+
+
 def test_a_new_request_at_the_address_of_a_finished_one_gets_its_own_settings(make_engine) -> None:
     """Python gives a new object the address of a freed one; its settings must not come with it."""
     from types import SimpleNamespace
@@ -114,7 +131,12 @@ def test_reordered_batch_is_noticed(make_engine) -> None:
     batch = SimpleNamespace(req_ids=["a", "b"], _invalidate_prompt_token_ids_cache=lambda: invalidated.append(1))
     runner = SimpleNamespace(input_batch=batch)
     assert sampling_rows.order_changed(runner, None, True)
+    runner._frontier_not_copied.clear()
     assert not sampling_rows.order_changed(runner, None, False)
     batch.req_ids = ["b", "a"]
     assert sampling_rows.order_changed(runner, None, False)
     assert len(invalidated) == 2
+    runner._frontier_not_copied.remove("a")  # was in a sampling call
+    assert sampling_rows.order_changed(runner, None, False), "the other was in none"
+    runner._frontier_not_copied.remove("b")
+    assert not sampling_rows.order_changed(runner, None, False)

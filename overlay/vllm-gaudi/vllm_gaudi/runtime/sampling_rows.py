@@ -2,7 +2,8 @@
 """Sampling settings on the rows they belong to.
 
 Upstream samples prefills and decodes in separate calls whose row i is not row i of the persistent batch, pads
-a call by repeating its first request, and reorders the batch without refreshing what it copied to the device.
+a call by repeating its first request, reorders the batch without refreshing what it copied to the device, and copies
+nothing for a request whose first step in the batch samples no token of it.
 Seeds, `bad_words` and the logits processors (`min_tokens`, `logit_bias`, `min_p`, custom ones) must follow.
 """
 
@@ -17,6 +18,9 @@ from vllm_gaudi.runtime.logit_rows import is_incomplete
 def order_changed(runner: Any, scheduler_output: Any, batch_changed: bool) -> bool:
     """Whether the device copies of the sampling settings are stale: the batch changed or was reordered.
 
+    A sampling call copies the settings of its own rows, and without async scheduling the chunks of a prompt but its
+    last are in none. So the copies stay stale until every row has been in a call, which `apply` notes.
+
     Called once per step, when the order of the batch is final; remembers the step for `apply`.
     """
     runner.__dict__["_frontier_step"] = scheduler_output
@@ -25,7 +29,9 @@ def order_changed(runner: Any, scheduler_output: Any, batch_changed: bool) -> bo
     runner.__dict__["_frontier_order"] = order
     if reordered:
         runner.input_batch._invalidate_prompt_token_ids_cache()
-    return bool(batch_changed or reordered)
+    if batch_changed or reordered:
+        runner.__dict__["_frontier_not_copied"] = set(order)
+    return bool(runner.__dict__["_frontier_not_copied"])
 
 
 def _needs_processors(params: Any, custom: bool) -> bool:
@@ -81,6 +87,7 @@ def apply(runner: Any, metadata: Any, rows: list[tuple[str, list[int]]]) -> None
     """
     batch = runner.input_batch
     real = list(dict.fromkeys(req_id for req_id, _ in rows))
+    runner.__dict__.get("_frontier_not_copied", set()).difference_update(real)
     indices = [batch.req_id_to_index[req_id] for req_id in real]
     if batch.bad_words_token_ids:
         metadata.bad_words_token_ids = {
