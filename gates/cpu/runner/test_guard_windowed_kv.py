@@ -45,7 +45,7 @@ def _right(engine: Any) -> None:
     assert engine.toy.poisoned > 0
 
 
-@pytest.mark.parametrize("window", [8, 17, 40])
+@pytest.mark.parametrize("window", [1, 8, 17, 40])
 def test_every_group_reads_its_own_blocks(grouped, window: int) -> None:
     """Prompts cut at every alignment, decoded across block borders and the window; only windows are kept."""
     engine = grouped(window, max_num_batched_tokens=48)

@@ -39,7 +39,8 @@ def prefill_blocks(blocks: Any, context: int, window: int, block_size: int) -> l
     size = width(window, block_size)
     first = max(0, context - window + 1) // block_size
     kept = [int(b) for b in blocks[first : -(-context // block_size)]]
-    padding = kept[-1] if kept else (int(blocks[0]) if blocks else 0)
+    # A window of one token sees no context where a block begins; that block is the chunk's own.
+    padding = kept[-1] if kept else (int(blocks[first]) if len(blocks) > first else 0)
     return kept + [padding] * (size - len(kept))
 
 
