@@ -8,6 +8,7 @@ from pathlib import Path
 # Module and function of a fix, and what upstream does instead.
 FAULTS = {
     "async-inputs": ("vllm_gaudi.runtime.async_inputs", "seed_input_ids", "lambda *a: None"),
+    "async-history": ("vllm_gaudi.runtime.output_history", "fill", "lambda *a: None"),
     "logit-rows": ("vllm_gaudi.runtime.logit_rows", "prefill_tokens", "lambda request, known: known"),
     "one-logit": ("vllm_gaudi.runtime.logit_rows", "one_logit", "lambda count: count"),
 }
