@@ -5,7 +5,7 @@
 
 Writes both patched trees to FOLDER, then runs the guards of the runner series (or what the words name) on them, in
 the serving environment. Nothing is accepted: lock and patches stay as they are. A patch of vllm-gaudi that is in
-conflict ends the run unless `GONE` says why it is not needed; patches of vLLM hook the chat front end, which the
+conflict ends the run unless `GONE` says why it is left out; patches of vLLM hook the chat front end, which the
 runner does not use: one in conflict is named and left out.
 """
 
@@ -25,7 +25,10 @@ from scripts.errors import ToolError
 from scripts.fetching import ensure_base
 from scripts.stack import Patch
 
-GONE = {"async-spurious-token": "upstream reads the field with a default"}
+GONE = {
+    "async-spurious-token": "upstream reads the field with a default",
+    "messages-refusals": "its overlay imports a module of vLLM that has moved, and the server with it",
+}
 TESTS = "gates/cpu/runner"
 # Guards of other parts whose patches change the runner or the scheduler.
 OTHERS = ("gates/cpu/frontend/test_grammar_mask.py",)
@@ -60,7 +63,7 @@ def carry(name: str, to: str, folder: Path) -> Tree:
         for patch in loaded.patches:
             row = carrying.carry(old, new, patch)
             outcomes[patch.name] = row.outcome
-            if name == "vllm-gaudi" and patch.name in GONE:
+            if patch.name in GONE:
                 outcomes[patch.name] = f"left out: {GONE[patch.name]}"
             elif row.outcome == carrying.CONFLICT:
                 outcomes[patch.name] = f"left out, in conflict: {row.conflicts[0].why}"

@@ -53,3 +53,11 @@ def test_guards(environ: dict[str, str]) -> None:
 def test_served(environ: dict[str, str]) -> None:
     """Prefix cache with preemption, and windows against Hugging Face, through the engine of the pair."""
     _pytest(environ, "gates/cpu/runner/test_runner_served.py", "-m", "not long")
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("beam/test_beam_served.py", "fp8_on_one_rank"), ("muse/test_muse_served.py", "served_text")]
+)
+def test_both_models_served(environ: dict[str, str], file: str, words: str) -> None:
+    """A small Beam and a small Muse Spark on the pair, scored against the references as on the pinned one."""
+    _pytest(environ, f"gates/cpu/{file}", "-k", words)

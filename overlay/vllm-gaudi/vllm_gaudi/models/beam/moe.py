@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
-from vllm.model_executor.layers.fused_moe import FusedMoE
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
@@ -14,6 +13,11 @@ from vllm_gaudi.models.beam.expert_slices import slice_after_loading
 from vllm_gaudi.models.beam.layers import swiglu
 from vllm_gaudi.models.beam.rounding import Rounding
 from vllm_gaudi.models.beam.router import BeamRouter
+
+try:
+    from vllm.model_executor.layers.fused_moe import FusedMoE
+except ImportError:  # its name from vLLM 0.27 on, with the same arguments
+    from vllm.model_executor.layers.fused_moe import FusedMoEFactory as FusedMoE
 
 
 class BeamMLP(nn.Module):
