@@ -14,12 +14,19 @@ def _config(model_type: str = "beam", **changes: Any) -> Any:
         model_type=model_type, sliding_window=512, layer_types=["sliding_attention", "full_attention"]
     )
     config = SimpleNamespace(
-        model_config=SimpleNamespace(hf_config=text, hf_text_config=text, dtype=None, is_hybrid=False),
+        model_config=SimpleNamespace(
+            hf_config=text,
+            hf_text_config=text,
+            dtype=None,
+            is_hybrid=False,
+            max_model_len=262_144,
+            get_num_attention_heads=lambda parallel: 6,
+        ),
         parallel_config=SimpleNamespace(
             data_parallel_size=1, pipeline_parallel_size=1, worker_cls="auto", distributed_executor_backend="uni"
         ),
-        cache_config=SimpleNamespace(enable_prefix_caching=True),
-        scheduler_config=SimpleNamespace(async_scheduling=True, scheduler_cls=None),
+        cache_config=SimpleNamespace(enable_prefix_caching=True, block_size=None, user_specified_block_size=False),
+        scheduler_config=SimpleNamespace(async_scheduling=True, scheduler_cls=None, max_num_batched_tokens=4096),
         speculative_config=None,
         kv_transfer_config=None,
     )
@@ -110,6 +117,41 @@ def test_each_flag(flags, settings, flag: str, value: Any, advice: str) -> None:
     guard_rails.check(_config("llama"))
 
 
+def test_context_that_no_tile_can_hold_is_refused(flags, settings) -> None:
+    """Not when a prompt gets that far, but at start, with a number that does."""
+    from vllm_gaudi.runtime import guard_rails
+
+    settings(ATTENTION_WORKSPACE_BYTES=str(2**24))
+    with pytest.raises(
+        guard_rails.UnsupportedCombination, match=r"262144 tokens under .*BYTES=16777216 .* (\d+)"
+    ) as told:
+        guard_rails.check(_config())
+    guard_rails.check(_config("llama"))
+    needed = int(str(told.value).split("more than ")[1].split(",")[0])
+    for budget, refused in ((needed, True), (needed + 1, False)):
+        settings(ATTENTION_WORKSPACE_BYTES=str(budget))
+        if not refused:
+            guard_rails.check(_config())
+            continue
+        with pytest.raises(guard_rails.UnsupportedCombination, match="lower --max-model-len"):
+            guard_rails.check(_config())
+
+
+def test_blocks_upstream_cannot_count_need_arrays(flags, settings) -> None:
+    from vllm_gaudi.runtime import guard_rails
+
+    def chosen(size: int, model_type: str = "beam") -> Any:
+        return _config(model_type, cache_config__block_size=size, cache_config__user_specified_block_size=True)
+
+    settings(HOST_LISTS="off")
+    guard_rails.check(chosen(256))
+    guard_rails.check(chosen(512, "llama"))
+    with pytest.raises(guard_rails.UnsupportedCombination, match=r"set --block-size 128, or .*HOST_LISTS=on"):
+        guard_rails.check(chosen(512))
+    settings(HOST_LISTS="on")
+    guard_rails.check(chosen(512))
+
+
 def test_sync_runs_get_a_scheduler_that_keeps_the_share(flags, settings) -> None:
     from vllm.utils.import_utils import resolve_obj_by_qualname
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -123,6 +165,36 @@ def test_sync_runs_get_a_scheduler_that_keeps_the_share(flags, settings) -> None
     for other in (_config(), _config("llama", scheduler_config__async_scheduling=False)):
         guard_rails.check(other)
         assert other.scheduler_config.scheduler_cls is None
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_scheduler_that_drops_the_share_is_refused(flags, settings, asynchronous: bool) -> None:
+    """One the user chose must be derived from the one that keeps it, or the share must be off."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from vllm_gaudi.runtime import guard_rails, sync_scheduler
+    from vllm_gaudi.v1.core.sched.hpu_async_scheduler import HPUAsyncScheduler
+
+    def config(chosen: Any, model_type: str = "beam") -> Any:
+        return _config(
+            model_type, scheduler_config__async_scheduling=asynchronous, scheduler_config__scheduler_cls=chosen
+        )
+
+    class Chosen(HPUAsyncScheduler if asynchronous else sync_scheduler.PrefillShareScheduler):
+        pass
+
+    settings()
+    plain = "vllm.v1.core.sched.scheduler.Scheduler"
+    for chosen in (plain, Scheduler):
+        with pytest.raises(guard_rails.UnsupportedCombination, match=rf"--scheduler-cls {plain} .*PREFILL_SHARE=1"):
+            guard_rails.check(config(chosen))
+        guard_rails.check(config(chosen, "llama"))
+    for chosen in (Chosen, guard_rails.SYNC_SCHEDULER, "vllm.v1.core.sched.async_scheduler.AsyncScheduler"):
+        kept = config(chosen)
+        guard_rails.check(kept)
+        assert kept.scheduler_config.scheduler_cls == chosen
+    settings(PREFILL_SHARE="1")
+    guard_rails.check(config(plain))
 
 
 def test_windowed_kv_needs_exact_windows_the_hybrid_manager_and_plain_caches(flags, settings, monkeypatch) -> None:

@@ -50,6 +50,24 @@ def test_no_list_is_built(make_engine, settings, monkeypatch: pytest.MonkeyPatch
         assert torch.equal(theirs.cpu(), mine.cpu()), name
 
 
+@pytest.mark.parametrize("block_size", [256, 272, 512])
+def test_large_blocks_are_counted_exactly(make_engine, settings, block_size: int) -> None:
+    """Upstream counts in bfloat16: above 256 a key too many or too few is seen."""
+    runner = make_engine(False, 64, block_size=block_size, max_model_len=1024, max_num_batched_tokens=1024).runner
+    counts = np.array([257, 258, 270, 771, 10], dtype=np.int32)
+    table = torch.arange(20, dtype=torch.int32).view(5, 4)
+    runner.positions_cpu[:5] = torch.from_numpy(counts.astype(np.int64))
+    runner.input_ids_cpu[:5] = 1
+    used = [int(c) % block_size + 1 for c in counts]
+    settings(HOST_LISTS="on")
+    data = _decode(runner, 5, counts, table)
+    last = np.cumsum(counts // block_size + 1) - 1
+    assert data.block_usage.cpu().long()[last].tolist() == used
+    settings(HOST_LISTS="off")
+    theirs = _decode(runner, 5, counts, table).block_usage
+    assert (theirs.cpu().long()[last].tolist() == used) == (block_size == 256)
+
+
 def test_disabled_defragmenter_is_not_consulted(make_engine) -> None:
     from types import SimpleNamespace
 

@@ -22,7 +22,7 @@ class _Model:
         return torch.stack([row @ self.weight.to(hidden.device) for row in hidden])
 
 
-def _collect(tokens: int, prompt: int, computed: int = 0) -> tuple[_Model, object]:
+def _collect(tokens: int, prompt: int, computed: int = 0, limit: int = 4096) -> tuple[_Model, object]:
     from vllm.v1.outputs import LogprobsTensors
     from vllm.v1.sample.sampler import Sampler
 
@@ -35,6 +35,7 @@ def _collect(tokens: int, prompt: int, computed: int = 0) -> tuple[_Model, objec
         model=model,
         sampler=Sampler(),
         device="hpu",
+        max_num_tokens=limit,
         requests={"r": SimpleNamespace(prompt_token_ids=ids, num_computed_tokens=computed)},
         input_batch=SimpleNamespace(num_prompt_logprobs={"r": 3}, in_progress_prompt_logprobs_cpu={"r": target}),
     )
@@ -65,3 +66,9 @@ def test_second_chunk_of_a_prompt() -> None:
     assert set(model.rows) == {256}
     rows = torch.log_softmax(torch.stack([h @ model.weight for h in hidden]), dim=-1)
     assert torch.equal(target.logprobs[300:600, 0], rows.gather(1, torch.tensor(ids[301:601])[:, None])[:, 0])
+
+
+def test_no_more_rows_than_a_chunk_has(settings) -> None:
+    settings(PROMPT_LOGPROB_ROWS="1000000")
+    model, _ = _collect(300, 700, limit=512)
+    assert model.rows == [512]

@@ -15,6 +15,8 @@ def test_defaults_parse_and_match_the_dataclass() -> None:
     assert {s.name.lower() for s in settings.SETTINGS} == set(vars(values))
     assert values.attention_workspace_bytes == 2 * 2**30
     assert values.prefill_share is None
+    for text in ("0.75", "0.99", "1"):
+        assert settings.parse({settings.PREFIX + "PREFILL_SHARE": text}).prefill_share == float(text)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,7 @@ def test_defaults_parse_and_match_the_dataclass() -> None:
         ("RUN_AHEAD_DEPTH", "3"),
         ("PREFILL_SHARE", "0"),
         ("PREFILL_SHARE", "1.5"),
+        ("PREFILL_SHARE", "0.999"),
         ("PREFILL_SHARE", "nan"),
         ("DECODE_LAYERS_PER_GRAPH", "-1"),
         ("DECODE_LAYERS_PER_GRAPH", "all"),

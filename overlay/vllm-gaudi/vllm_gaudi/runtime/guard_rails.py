@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from vllm_gaudi.runtime import gates, settings
+from vllm_gaudi.runtime import gates, long_attention, settings
+from vllm_gaudi.runtime.host_lists import EXACT_IN_BFLOAT16
 
 SYNC_SCHEDULER = "vllm_gaudi.runtime.sync_scheduler.PrefillShareScheduler"
 
@@ -22,6 +23,41 @@ def _dynamic_scales(vllm_config: Any) -> bool:
     """Whether upstream keeps scales beside an FP8 cache, which tensors that layers share have no place for."""
     quantised = os.environ.get("QUANT_CONFIG") is not None and os.environ.get("VLLM_DYNAMIC_KV_QUANT") is not None
     return quantised and str(vllm_config.cache_config.cache_dtype).startswith("fp8")
+
+
+def _name(scheduler_cls: Any) -> str:
+    return scheduler_cls if isinstance(scheduler_cls, str) else f"{scheduler_cls.__module__}.{scheduler_cls.__name__}"
+
+
+def _keeps_the_share(scheduler_cls: Any) -> bool:
+    """Whether a scheduler the user chose is derived from one that holds long prompts back."""
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    # Puts the plug-in's scheduler in the place of vLLM's: a class derived from that one keeps the share too.
+    import vllm_gaudi.utils  # noqa: F401
+    from vllm_gaudi.runtime.sync_scheduler import PrefillShareScheduler
+    from vllm_gaudi.v1.core.sched.hpu_async_scheduler import HPUAsyncScheduler
+
+    found = resolve_obj_by_qualname(scheduler_cls) if isinstance(scheduler_cls, str) else scheduler_cls
+    return issubclass(found, PrefillShareScheduler | HPUAsyncScheduler)
+
+
+def _block_size(vllm_config: Any) -> int:
+    """The block size the user chose; the platform puts its own in the place of none after this check."""
+    cache = vllm_config.cache_config
+    return cache.block_size if cache.user_specified_block_size else 128
+
+
+def _row_over_the_budget(vllm_config: Any) -> int:
+    """Workspace bytes of one query row over the longest context, if the budget does not hold it; else 0.
+
+    Keys are those of the context, in whole blocks, and of the chunk padded to its bucket.
+    """
+    model = vllm_config.model_config
+    keys = model.max_model_len + _block_size(vllm_config) + vllm_config.scheduler_config.max_num_batched_tokens
+    heads = model.get_num_attention_heads(vllm_config.parallel_config)
+    needed = long_attention.workspace_bytes(heads, 1, keys)
+    return needed if needed >= settings.current().attention_workspace_bytes else 0
 
 
 def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
@@ -56,6 +92,10 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
         # vLLM makes a connector of this one after the platform's check.
         if getattr(vllm_config.cache_config, "kv_offloading_size", None) is not None:
             found.append((f"{what} with KV offloading", "remove --kv-offloading-size"))
+    chosen = vllm_config.scheduler_config.scheduler_cls
+    if share and chosen is not None and not _keeps_the_share(chosen):
+        advice = f"remove it, derive it from {SYNC_SCHEDULER}, or set {settings.variable('prefill_share')}=1"
+        found.append((f"the prefill share with --scheduler-cls {_name(chosen)}", advice))
     if windows and contiguous:
         found.append(("window block lists with contiguous paged attention", "set VLLM_CONTIGUOUS_PA=false"))
     if gates.windowed_kv(vllm_config):
@@ -69,6 +109,19 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
         found.append(("windowed KV without the hybrid manager", "remove --disable-hybrid-kv-cache-manager"))
     if (windows or tiles) and flags.VLLM_MERGED_PREFILL:
         found.append(("merged prefill", "unset VLLM_MERGED_PREFILL"))
+    if windows or tiles or share:
+        lists_off = settings.current().host_lists == "off"
+        if lists_off and _block_size(vllm_config) > EXACT_IN_BFLOAT16:
+            found.append(
+                (
+                    f"upstream's block lists with blocks of more than {EXACT_IN_BFLOAT16} tokens",
+                    f"set --block-size 128, or {settings.variable('host_lists')}=on",
+                )
+            )
+    if tiles and (needed := _row_over_the_budget(vllm_config)):
+        budget = f"{settings.variable('attention_workspace_bytes')}={settings.current().attention_workspace_bytes}"
+        advice = f"set more than {needed}, or lower --max-model-len"
+        found.append((f"a context of {vllm_config.model_config.max_model_len} tokens under {budget}", advice))
     if tiles and flags.VLLM_BUCKETING_STRATEGY == "pad" and flags.VLLM_HPU_FSDPA_SLICE_ENABLED is not False:
         found.append(("tiled attention with upstream's key slicing", "set VLLM_HPU_FSDPA_SLICE_ENABLED=false"))
     return found

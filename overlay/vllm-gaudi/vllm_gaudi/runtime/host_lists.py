@@ -14,6 +14,8 @@ import torch
 
 from vllm_gaudi.runtime import settings
 
+EXACT_IN_BFLOAT16 = 256  # whole numbers up to this one
+
 
 def usable(runner: Any) -> bool:
     """Whether the arrays can stand in for upstream's lists: nothing remaps or reorders block ids."""
@@ -49,7 +51,11 @@ def array_rows(
 def paged_buffers(
     runner: Any, block_tables: list, slot_mapping: list, batch_size: int, block_size: int | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Block list and groups [bucket] int64 and usage [bucket] in model dtype; None for Python lists."""
+    """Block list and groups [bucket] int64 and usage [bucket]; None for Python lists.
+
+    Usage is in model dtype as upstream has it, and int32 for blocks it could not count in bfloat16: 259 slots in use
+    would be taken for 260, and a key that is not the request's be read.
+    """
     if not block_tables or not isinstance(block_tables[0], np.ndarray):
         return None
     block_size = runner.attn_block_size if block_size is None else block_size
@@ -66,8 +72,5 @@ def paged_buffers(
     filled = counts > 0
     last = np.asarray([slot[0] % block_size + 1 for slot in slot_mapping[: len(counts)]], dtype=np.float32)
     usage[np.cumsum(counts)[filled] - 1] = last[filled]
-    return (
-        torch.from_numpy(block_list),
-        torch.from_numpy(groups),
-        torch.from_numpy(usage).to(runner.model_config.dtype),
-    )
+    dtype = runner.model_config.dtype if block_size <= EXACT_IN_BFLOAT16 else torch.int32
+    return torch.from_numpy(block_list), torch.from_numpy(groups), torch.from_numpy(usage).to(dtype)

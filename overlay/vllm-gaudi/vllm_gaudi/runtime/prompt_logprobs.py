@@ -32,7 +32,7 @@ def in_chunks(
         prompt_token_ids: [prompt] ids on the device; row i is scored for id `start_idx + i + 1`.
         target: LogprobsTensors on the host for the whole prompt. The copies into it are not waited for here.
     """
-    rows = settings.current().prompt_logprob_rows
+    rows = min(settings.current().prompt_logprob_rows, runner.max_num_tokens)  # no chunk of a prompt is longer
     for first in range(0, num_logits, rows):
         count = min(rows, num_logits - first)
         index = torch.arange(first, first + rows, dtype=torch.int32).clamp_(max=num_logits - 1).to(hidden.device)

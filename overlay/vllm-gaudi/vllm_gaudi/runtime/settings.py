@@ -65,14 +65,15 @@ def _depth(text: str) -> int | None:
 
 
 def _share(text: str) -> float | None:
-    accepted = "auto or a number above 0 and at most 1 (1 turns it off)"
+    accepted = "auto, a number above 0 and at most 0.99, or 1 (off)"
     if text.strip().lower() == "auto":
         return None
     try:
         value = float(text)
     except ValueError:
         raise ValueError(accepted) from None
-    if not 0 < value <= 1:
+    # Between them a long prompt would wait hundreds of times as long as it computes.
+    if not 0 < value <= 0.99 and value != 1:
         raise ValueError(accepted)
     return value
 
