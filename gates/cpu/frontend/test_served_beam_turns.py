@@ -214,16 +214,23 @@ def test_models_route_and_log(served):
 
 
 @pytest.mark.long
-def test_hundred_of_a_hundred(served):
-    """Required, named and schema requests, one hundred each."""
+def test_hundred_required_of_a_hundred(served):
     for choice in served.many(tools=TOOLS, tool_choice="required"):
         assert choice.message.tool_calls
         for call in choice.message.tool_calls:
             valid_call(call.function.name, call.function.arguments)
+
+
+@pytest.mark.long
+def test_hundred_named_of_a_hundred(served):
     for choice in served.many(tools=TOOLS, tool_choice=NAMED):
         (call,) = choice.message.tool_calls
         assert call.function.name == "get_weather"
         valid_call(call.function.name, call.function.arguments)
+
+
+@pytest.mark.long
+def test_hundred_schemas_of_a_hundred(served):
     for choice in served.many(response_format=SCHEMA):
         jsonschema.validate(json.loads(choice.message.content), ANSWER)
 

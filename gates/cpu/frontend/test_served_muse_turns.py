@@ -65,12 +65,19 @@ def test_plain_turn_leaks_no_marker(served):
 
 
 @pytest.mark.long
-def test_hundred_of_a_hundred(served):
-    """Required, named and schema requests, one hundred each."""
+def test_hundred_required_of_a_hundred(served):
     for choice in served.many(tools=TOOLS, tool_choice="required"):
         check(choice.message.tool_calls)
+
+
+@pytest.mark.long
+def test_hundred_named_of_a_hundred(served):
     for choice in served.many(tools=TOOLS, tool_choice=NAMED):
         check(choice.message.tool_calls)
         assert [call.function.name for call in choice.message.tool_calls] == ["get_weather"]
+
+
+@pytest.mark.long
+def test_hundred_schemas_of_a_hundred(served):
     for choice in served.many(response_format=SCHEMA):
         jsonschema.validate(json.loads(choice.message.content), ANSWER)

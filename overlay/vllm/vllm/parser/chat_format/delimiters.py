@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import regex
-from vllm.parser.chat_format import patterns
+from vllm.parser.chat_format import pattern_ends, patterns
 
 # A regex delimiter longer than this is not a delimiter: the bound keeps the cost of a stream linear when a pattern such
 # as `to=.+?<...>` starts matching and never ends. Real headers are below 200 characters.
@@ -50,20 +50,25 @@ class Delimiter:
         return self.literals or patterns.literals(self.source)
 
     @cached_property
-    def starts(self) -> frozenset[str] | None:
-        """What every match starts with, a lookahead included: the first two characters, or one where the second is not
-        certain. None if the first is not certain either."""
+    def beginnings(self) -> frozenset[str] | None:
+        """Strings one of which every match begins with, a lookahead included: all of it where the delimiter is a choice
+        of fixed strings. None if not even the first character is certain."""
         if self.literals:
-            return frozenset(text[:2] for text in self.literals)
+            return frozenset(self.literals)
         if found := patterns.expand(self.source):
-            heads = frozenset((item.text + item.ahead)[:2] for item in found)
+            heads = frozenset(item.text + item.ahead for item in found)
             return heads if all(heads) and not any(item.at_start for item in found) else None
         return patterns.first_chars(self.source) or None
 
     @cached_property
+    def endings(self) -> frozenset[str] | None:
+        """Strings one of which every match ends with; None if not even the last character is certain."""
+        return frozenset(self.literals) if self.literals else pattern_ends.endings(self.source)
+
+    @cached_property
     def first_char(self) -> str | None:
         """The one character that every match starts with; None if there are several, or if none is certain."""
-        chars = {start[0] for start in self.starts or ()}
+        chars = {beginning[0] for beginning in self.beginnings or ()}
         return chars.pop() if len(chars) == 1 else None
 
     def may_grow(self, start: int, end: int, edge: int) -> bool:
@@ -104,7 +109,8 @@ def compile_delimiter(where: str, spec: dict, literal_key: str, pattern_key: str
         raise ResponseTemplateError(where, f"gives both '{literal_key}' and '{pattern_key}'; keep one")
     if pattern_key in spec:
         source = spec[pattern_key]
-        return Delimiter(compile_pattern(f"{where}.{pattern_key}", source), source=source)
+        pattern = compile_pattern(f"{where}.{pattern_key}", source)
+        return Delimiter(pattern, source=source, fixed_end=pattern_ends.ends_once(source))
     if literal_key not in spec:
         return None
     place, value = f"{where}.{literal_key}", spec[literal_key]

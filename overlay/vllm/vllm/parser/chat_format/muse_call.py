@@ -32,6 +32,7 @@ PARAMETER = _regex(rf"<atem:parameter(?=[\s>]){_ATTRIBUTES}>")
 _NAME = regex.compile(r'\sname="([^"]+)"')
 INVOKE_END = _regex(r"</atem:invoke>")
 PARAMETER_END = _regex(r"</atem:parameter>")
+VALUE_ENDS = ("</atem:parameter>", "</atem:invoke>")
 # An invoke closer inside a value is text, unless the message or the next call follows: then a parameter closer is
 # missing.
 _LOST_END = Delimiter(
@@ -93,6 +94,11 @@ class MuseCalls:
         """What writes text of the open value that holds no part of a tag; None if there is none, or if text is held
         back. `skip` must count the same text."""
         return self._writer.write if self._fragments and self._state == _IN_VALUE and self._window.empty else None
+
+    @property
+    def between_values(self) -> bool:
+        """Whether only a complete tag can matter: text is not a value's."""
+        return self._state != _IN_VALUE and self._glued is None
 
     def skip(self, count: int, last: str) -> None:
         self._window.skip(count, last)

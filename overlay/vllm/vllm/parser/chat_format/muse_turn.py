@@ -15,8 +15,8 @@ from typing import Any
 
 import regex
 from vllm.parser.chat_format.delimiters import Delimiter
-from vllm.parser.chat_format.muse_call import MuseCalls
-from vllm.parser.chat_format.scanning import CONTEXT, Stops, Window, find
+from vllm.parser.chat_format.muse_call import VALUE_ENDS, MuseCalls
+from vllm.parser.chat_format.scanning import CONTEXT, Wait, Watch, Window, find, halves_of, wait_for
 from vllm.parser.chat_format.steady import SteadyTurn
 from vllm.parser.chat_format.turn_piece import ARGUMENTS, CONTENT, TurnMode
 from vllm.parser.chat_format.turn_piece import REASONING as REASONING_PART
@@ -39,9 +39,12 @@ _INSIDE = [
         fixed_end=True,
     )
 ]
-# What can begin a marker, a header without marker, or a tag; see `Stops`.
-_STOPS = re.compile(r"(<\Z)|<\||(?:\s|\A)t(?:\Z|o(?:\Z|=))").search
-_STOPS_IN_VALUE = re.compile(r"(<\Z)|<[|/]|(?:\s|\A)t(?:\Z|o(?:\Z|=))").search
+# What can begin a marker, a header without marker, or a tag.
+_IN_TEXT = Watch(re.compile(r"<\Z|<\||(?:\s|\A)t(?:\Z|o(?:\Z|=))").search, halves_of(MARKERS))
+_IN_VALUE = Watch(re.compile(r"<\Z|<[|/]|(?:\s|\A)t(?:\Z|o(?:\Z|=))").search, halves_of((*MARKERS, *VALUE_ENDS)))
+# What ends a header, and what ends anything that matters between values; nothing does at the end of the wrapper's tags.
+_HEADER_END = wait_for(frozenset(["<|message|>"]))
+_TAG_END = Wait(re.compile(r"(?<!atem:function_calls)>").search, 0)
 _GLUED = regex.compile(r"to=(?P<recipient>[^\s<]+)$")
 _UNFRAMED_CALL = regex.compile(r"\s*<atem:(?:function_calls|invoke)[\s>]")
 _MARKER = regex.compile("|".join(map(regex.escape, MARKERS)))
@@ -104,15 +107,20 @@ class MuseTurn(SteadyTurn):
         elif not self._framed:
             self._finish_unframed()
 
-    def _steady(self) -> Stops | None:
-        if self._kind in (None, DROPPED) or not self._window.empty:
+    def _steady(self) -> Watch | Wait | None:
+        self._behind = self._window.text[self._window.pos :]
+        if self._kind is None:
+            return _HEADER_END
+        if self._kind is DROPPED or (self._calls is not None and self._calls.between_values):
+            return _TAG_END
+        if not self._window.empty:
             return None
         if self._calls is not None:
             self.part, self.index, self._write = ARGUMENTS, self._count, self._calls.write
-            return _STOPS_IN_VALUE if self._write is not None else None
+            return _IN_VALUE if self._write is not None else None
         self._write = None
         self.part = REASONING_PART if self._kind is REASONING and self._mode.reasoning else CONTENT
-        return _STOPS
+        return _IN_TEXT
 
     def _skip(self, count: int, last: str) -> None:
         self._window.skip(count, last)

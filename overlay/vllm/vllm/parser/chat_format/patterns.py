@@ -36,16 +36,22 @@ class Expansion:
     ahead: str = ""
 
 
-def expand(pattern: str) -> tuple[Expansion, ...] | None:
-    """Every string `pattern` matches, in the order the pattern prefers them; None unless it is a finite choice of at
-    most MAX_EXPANSIONS literals made of groups, `|`, a few repeats, a leading `^` and a final lookahead."""
+def parse(pattern: str) -> list | None:
+    """The nodes of `pattern`; None if it is no pattern, or has flags that change what its characters mean."""
     try:
         parsed = sre_parser.parse(pattern)
     except (sre.error, OverflowError, RecursionError):
         return None
     if parsed.state.flags & (sre.SRE_FLAG_IGNORECASE | sre.SRE_FLAG_VERBOSE | sre.SRE_FLAG_MULTILINE):
         return None
-    return expand_nodes(list(parsed))
+    return list(parsed)
+
+
+def expand(pattern: str) -> tuple[Expansion, ...] | None:
+    """Every string `pattern` matches, in the order the pattern prefers them; None unless it is a finite choice of at
+    most MAX_EXPANSIONS literals made of groups, `|`, a few repeats, a leading `^` and a final lookahead."""
+    nodes = parse(pattern)
+    return None if nodes is None else expand_nodes(nodes)
 
 
 def expand_nodes(nodes: list) -> tuple[Expansion, ...] | None:
@@ -113,13 +119,9 @@ def _node(node: tuple) -> list[Expansion] | None:
 
 def first_chars(pattern: str) -> frozenset[str] | None:
     """The characters a match of `pattern` can start with; None unless they are few and certain."""
-    try:
-        parsed = sre_parser.parse(pattern)
-    except (sre.error, OverflowError, RecursionError):
+    if (nodes := parse(pattern)) is None:
         return None
-    if parsed.state.flags & (sre.SRE_FLAG_IGNORECASE | sre.SRE_FLAG_VERBOSE | sre.SRE_FLAG_MULTILINE):
-        return None
-    found, may_be_empty = _first(list(parsed))
+    found, may_be_empty = _first(nodes)
     return None if found is None or may_be_empty else frozenset(found)
 
 

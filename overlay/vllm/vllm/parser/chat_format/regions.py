@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from vllm.parser.chat_format.delimiters import Delimiter
-from vllm.parser.chat_format.scanning import Window, find, stops_at
+from vllm.parser.chat_format.scanning import Window, find, watch_for
 from vllm.parser.chat_format.template import ResponseTemplate, TemplateField
 
 
@@ -46,8 +46,8 @@ class RegionParser:
         if self._implicit is not None and self._implicit.close is not None:
             self._outside.append(self._implicit.close)
         self._watched: list[Delimiter] = self._outside
-        # What the open region's closers start with; None outside and where it is not known.
-        self._starts: frozenset[str] | None = None
+        # What the open region's closers begin with; None outside and where it is not known.
+        self._beginnings: frozenset[str] | None = None
         if prefix and (start := template.after_last_anchor(prefix)):
             self._prefix_end = len(start)
             self._window.append(start)
@@ -59,12 +59,22 @@ class RegionParser:
         return self._field if self._opened else None
 
     @property
-    def starts(self) -> frozenset[str] | None:
-        """What a delimiter can start with here; None if that is not known, or if text is held back."""
-        return self._starts if self._window.empty else None
+    def beginnings(self) -> frozenset[str] | None:
+        """What a delimiter can begin with here; None if that is not known, or if text is held back."""
+        return self._beginnings if self._window.empty else None
+
+    @property
+    def drops_text(self) -> bool:
+        """Whether only an opener can matter here, and any other text is nobody's."""
+        return not self._opened and self._implicit is None
+
+    @property
+    def unread(self) -> str:
+        """Text held back because it may be part of a delimiter."""
+        return self._window.text[self._window.pos :]
 
     def skip(self, count: int, last: str) -> None:
-        """Count characters of the open region that hold none of `starts`; `last` are the final ones."""
+        """Count characters of the open region that hold none of `beginnings`; `last` are the final ones."""
         self._window.skip(count, last)
 
     @property
@@ -81,7 +91,7 @@ class RegionParser:
         if not text:
             return
         window = self._window
-        if self._starts is not None and window.empty and stops_at(self._starts)(text) is None:
+        if self._beginnings is not None and window.empty and watch_for(self._beginnings).search(text) is None:
             window.skip(len(text), text)
             self._handler.text(self._field, text, text)  # type: ignore[arg-type]
             return
@@ -154,14 +164,14 @@ class RegionParser:
         self._field, self._opened = field, True
         self._region_start = self._window.base + match.end()
         self._watched = [field.close] if field.close is not None else []
-        self._starts = field.close.starts if field.close is not None else frozenset()
+        self._beginnings = field.close.beginnings if field.close is not None else frozenset()
         captures = {name: value for name, value in match.groupdict().items() if value is not None}
         self._handler.opened(field, captures, self._visible(match.start(), match.end()), self._region_start)
 
     def _close(self, start: int, end: int, complete: bool) -> None:
         field, opened = self._field, self._opened
         self._field, self._opened = self._implicit, False
-        self._watched, self._starts = self._outside, None
+        self._watched, self._beginnings = self._outside, None
         if field is not None and opened:
             self._handler.closed(field, self._visible(start, end), complete, self._window.base + start)
 

@@ -8,8 +8,9 @@ where on text must be held back. Both do work proportional to the new text, plus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import regex
 from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
@@ -20,19 +21,44 @@ _TRIM_AT = 1024
 _SPAN = 2 * MAX_REGEX_DELIMITER
 
 
-# Finds what the full reader must look at. Group 1 is a first character of a delimiter at the very end of the text.
-Stops = Callable[[str], re.Match | None]
+class Watch(NamedTuple):
+    """What plain text is told from: `search` finds the first place where a delimiter may begin. Text from there to its
+    end that is one of `halves` is a delimiter that is certain to be incomplete."""
+
+    search: Callable[[str], re.Match | None]
+    halves: frozenset[str]
+
+
+def halves_of(beginnings: Iterable[str]) -> frozenset[str]:
+    """What may become one of `beginnings`, without holding one already."""
+    found = {text[:size] for text in beginnings for size in range(1, len(text))}
+    return frozenset(half for half in found if not half.startswith(tuple(beginnings)))
 
 
 @lru_cache(maxsize=256)
-def stops_at(starts: frozenset[str]) -> Stops:
-    """The search for any of `starts`, each one or two characters long, or for the first of two at the end."""
+def watch_for(beginnings: frozenset[str]) -> Watch:
+    """A watch for delimiters that begin with one of `beginnings`, which must not be empty strings."""
+    starts = {text[:2] for text in beginnings}
     single = {start for start in starts if len(start) == 1}
     pairs = sorted(start for start in starts if start[0] not in single)
-    held = "|".join(re.escape(char) + r"\Z" for char in sorted({pair[0] for pair in pairs}))
-    choices = [f"({held})"] if held else []
-    choices += [re.escape(start) for start in [*sorted(single), *pairs]]
-    return re.compile("|".join(choices) or r"(?!)").search
+    choices = [re.escape(start) for start in [*sorted(single), *pairs]]
+    choices += [re.escape(char) + r"\Z" for char in sorted({pair[0] for pair in pairs})]
+    return Watch(re.compile("|".join(choices) or r"(?!)").search, halves_of(beginnings))
+
+
+class Wait(NamedTuple):
+    """Where nothing can be sent before a delimiter is complete: `search` finds what one may end with, at most
+    `overlap` characters of it in earlier text."""
+
+    search: Callable[..., re.Match | None]
+    overlap: int
+
+
+@lru_cache(maxsize=256)
+def wait_for(endings: frozenset[str]) -> Wait:
+    """A wait for delimiters that end with one of `endings`."""
+    search = re.compile("|".join(map(re.escape, sorted(endings))) or r"(?!)").search
+    return Wait(search, max(map(len, endings), default=1) - 1)
 
 
 class Window:

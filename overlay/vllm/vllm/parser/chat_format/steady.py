@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steady state of a turn: most text lies inside one region, holds nothing that could begin a delimiter, and goes to
-one place. A token of it costs one search and, in an argument, one escape.
+"""The steady states of a turn. Most text lies inside one region, holds nothing that could begin a delimiter, and goes
+to one place: a token of it costs one search and, in an argument, one escape. Most other text is part of a delimiter,
+which is read when it is complete: a token of it costs one search.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from vllm.parser.chat_format.scanning import CONTEXT, Stops
+from vllm.parser.chat_format.scanning import CONTEXT, Wait, Watch
 from vllm.parser.chat_format.turn_piece import ARGUMENTS, REASONING, TurnPiece
+
+# Characters after which a delimiter that does not become complete is looked at.
+_LONGEST_WAIT = 256
 
 
 class SteadyTurn:
@@ -21,7 +25,10 @@ class SteadyTurn:
         self.part = REASONING
         self.index = 0
         self._piece = TurnPiece()
-        self._stops: Stops | None = None
+        self._watch: Watch | None = None
+        self._wait: Wait | None = None
+        # What was read before a wait and may be part of the delimiter.
+        self._behind = ""
         self._write: Callable[[str], str] | None = None
         self._carry = ""
         self._skipped = 0
@@ -34,9 +41,10 @@ class SteadyTurn:
     def _finish(self) -> None:
         raise NotImplementedError
 
-    def _steady(self) -> Stops | None:
-        """The search that tells plain text from other text from here on, after setting `part`, `index` and `_write`;
-        None if all text must be read."""
+    def _steady(self) -> Watch | Wait | None:
+        """How to tell plain text from other text from here on, after setting `part`, `index` and `_write`; or, where
+        only a complete delimiter can matter, how to find the end of one, after setting `_behind`. None if all text must
+        be read."""
         raise NotImplementedError
 
     def _skip(self, count: int, last: str) -> None:
@@ -44,19 +52,20 @@ class SteadyTurn:
 
     def plain(self, text: str) -> str | None:
         """What plain text adds to `part`, as a string; None if `text` must be given to `read` instead."""
-        stops = self._stops
-        if stops is None:
-            return None
+        watch = self._watch
+        if watch is None:
+            return self._waiting(text)
+        search, halves = watch
         if carry := self._carry:
             text = carry + text
-        if (match := stops(text)) is None:
+        if (match := search(text)) is None:
             if carry:
                 self._carry = ""
-        elif match.lastindex == 1:
-            start = match.start()
-            self._carry, text = text[start:], text[:start]
         else:
-            return None
+            start = match.start()
+            if (half := text[start:]) not in halves:
+                return None
+            self._carry, text = half, text[:start]
         if not text:
             return ""
         self._skipped += len(text)
@@ -64,10 +73,22 @@ class SteadyTurn:
         write = self._write
         return text if write is None else write(text)
 
+    def _waiting(self, text: str) -> str | None:
+        if self._wait is None:
+            return None
+        search, overlap = self._wait
+        known = self._behind + self._carry
+        start = len(known) - overlap
+        if len(known) + len(text) > _LONGEST_WAIT or search(known + text, start if start > 0 else 0) is not None:
+            return None
+        self._carry += text
+        return ""
+
     def read(self, text: str) -> TurnPiece:
         """What any text adds to the turn."""
         self._settle(text)
-        self._stops = self._steady()
+        state = self._steady()
+        self._watch, self._wait = (state, None) if type(state) is Watch else (None, state)
         return self._take()
 
     def feed(self, text: str) -> TurnPiece:
@@ -87,7 +108,7 @@ class SteadyTurn:
     def finish(self) -> TurnPiece:
         """What the end of the turn adds."""
         self._settle("")
-        self._stops = None
+        self._watch = self._wait = None
         self._finish()
         return self._take()
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import regex
 from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
+from vllm.parser.chat_format.pattern_ends import ends_once
 from vllm.parser.chat_format.patterns import expand, split_group
 
 _LAZY_ANYTHING = (".*?", r"[\s\S]*?", r"[\S\s]*?", r"(?s:.*?)")
@@ -58,7 +59,8 @@ class TagPattern:
             a is not b and a.text.startswith(b.text + b.ahead) for a in ends for b in ends
         )
         tail_delimiter = Delimiter(tail_pattern, source=tail, fixed_end=fixed)
-        return TagPattern(whole, Delimiter(head_pattern, source=head), tail_delimiter, *by_key, tail)
+        head_delimiter = Delimiter(head_pattern, source=head, fixed_end=ends_once(head))
+        return TagPattern(whole, head_delimiter, tail_delimiter, *by_key, tail)
 
     def pairs(self, text: str) -> Iterator[tuple[str, str]]:
         """The (key, value) texts in `text`, in order; an unfinished last value is left out. Raises ValueError when a

@@ -93,6 +93,12 @@ class ResponseTemplate:
         """The fields with an opener, in the template's order."""
         return tuple(field for field in self.fields.values() if field.open is not None)
 
+    @cached_property
+    def opener_endings(self) -> frozenset[str] | None:
+        """Strings one of which every opener ends with; None if that is not known."""
+        found = [field.open.endings for field in self.openers]  # type: ignore[union-attr]
+        return None if None in found else frozenset().union(*found)
+
     def after_last_anchor(self, prompt: str) -> str:
         """What follows the last start anchor in `prompt`; the whole prompt if it holds none."""
         end = self._last_anchor_end(prompt)

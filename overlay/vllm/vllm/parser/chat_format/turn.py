@@ -11,7 +11,7 @@ from vllm.parser.chat_format import json_text
 from vllm.parser.chat_format.content import field_value
 from vllm.parser.chat_format.conversion import convert, schema_types
 from vllm.parser.chat_format.regions import RegionParser
-from vllm.parser.chat_format.scanning import Stops, stops_at
+from vllm.parser.chat_format.scanning import Wait, Watch, wait_for, watch_for
 from vllm.parser.chat_format.steady import SteadyTurn
 from vllm.parser.chat_format.template import THINKING, TOOL_CALLS, ResponseTemplate, TemplateField
 from vllm.parser.chat_format.turn_piece import ARGUMENTS, CONTENT, REASONING, TurnMode, TurnPiece
@@ -41,7 +41,8 @@ class TemplateTurn(SteadyTurn):
         super().__init__()
         self._mode = mode
         self._properties = properties
-        self._stops_in: dict[str, Stops] = {}
+        self._openers = template.opener_endings
+        self._watch_in: dict[str, Watch] = {}
         self._streams = mode.fragments and template.tool_calls is not None and streams_arguments(template.tool_calls)
         self._calls = 0
         self._in_prompt = True
@@ -64,13 +65,20 @@ class TemplateTurn(SteadyTurn):
     def _finish(self) -> None:
         self._regions.finish()
 
-    def _steady(self) -> Stops | None:
-        starts, field = self._regions.starts, self._regions.field
-        if starts is None or field is None:
+    def _steady(self) -> Watch | Wait | None:
+        beginnings, field = self._regions.beginnings, self._regions.field
+        if field is None:
+            return self._until(self._openers, self._regions.unread) if self._regions.drops_text else None
+        if self._call is not None and (unread := self._call.unread) is not None:
+            closers = field.close.endings if field.close is not None else frozenset()
+            openers = self._call.opener_ends
+            endings = None if closers is None or openers is None else closers | openers
+            return self._until(endings, unread + self._regions.unread)
+        if beginnings is None:
             return None
-        if (stops := self._stops_in.get(field.name)) is None:
+        if (watch := self._watch_in.get(field.name)) is None:
             value_ends = self._call.value_ends if self._call is not None else None
-            stops = self._stops_in[field.name] = stops_at(starts | (value_ends or frozenset()))
+            watch = self._watch_in[field.name] = watch_for(beginnings | (value_ends or frozenset()))
         self._write = None
         if field.name == THINKING and self._mode.reasoning:
             self.part = REASONING
@@ -80,7 +88,14 @@ class TemplateTurn(SteadyTurn):
             if self._call is None or not self._call.steady:
                 return None
             self.part, self.index, self._write = ARGUMENTS, self._calls, self._call.write
-        return stops
+        return watch
+
+    def _until(self, endings: frozenset[str] | None, unread: str) -> Wait | None:
+        """A wait for `endings`; None if they are not known, or if `unread` holds one that more text may settle."""
+        if endings is None:
+            return None
+        wait, self._behind = wait_for(endings), unread
+        return None if unread and wait.search(unread) else wait
 
     def _skip(self, count: int, last: str) -> None:
         self._regions.skip(count, last)

@@ -44,8 +44,8 @@ class XmlCall:
         assert tags.head is not None
         assert tags.tail is not None
         self._head, self._tail = [tags.head], [tags.tail]
-        # What the end of a value can start with, None if that is not known.
-        self.value_ends = tags.tail.starts
+        # What the end of a value can begin with, and what the opener of one ends with; None if that is not known.
+        self.value_ends, self.opener_ends = tags.tail.beginnings, tags.head.endings
         parser = field.content_args.get("value_parser")
         self._strip = parser is not None and parser.get("args", {}).get("strip", True)
         self._properties = properties
@@ -61,6 +61,11 @@ class XmlCall:
     def steady(self) -> bool:
         """Whether a value is open, of which nothing is held back, and `value_ends` is known."""
         return self._in_value and self._window.empty and self.value_ends is not None
+
+    @property
+    def unread(self) -> str | None:
+        """Outside values, where nothing but the next opener matters: text that may be part of it. None in a value."""
+        return None if self._in_value else self._window.text[self._window.pos :]
 
     @property
     def write(self) -> Callable[[str], str]:
