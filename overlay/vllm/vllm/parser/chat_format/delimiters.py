@@ -109,8 +109,7 @@ def compile_delimiter(where: str, spec: dict, literal_key: str, pattern_key: str
         raise ResponseTemplateError(where, f"gives both '{literal_key}' and '{pattern_key}'; keep one")
     if pattern_key in spec:
         source = spec[pattern_key]
-        pattern = compile_pattern(f"{where}.{pattern_key}", source)
-        return Delimiter(pattern, source=source, fixed_end=pattern_ends.ends_once(source))
+        return Delimiter(compile_pattern(f"{where}.{pattern_key}", source), source=source)
     if literal_key not in spec:
         return None
     place, value = f"{where}.{literal_key}", spec[literal_key]
