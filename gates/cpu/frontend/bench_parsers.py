@@ -97,13 +97,13 @@ class ChunkTokenizer:
         return "".join(map(self._texts.__getitem__, ids))
 
 
-def work(skip: str | None) -> None:
+def work(only: str, skip: str | None) -> None:
     """Time every output once per line read from stdin; answer with seconds per token and share of tokens
     that had something sent, by name."""
     from parser_turns import parser_class, recorded, request_for
 
     data = {"beam": recorded("beam_parse"), "muse": recorded("muse_parse")}
-    listed = [(model, name, text) for model, name, text in outputs() if skip is None or skip not in name]
+    listed = [item for item in outputs() if only in f"{item[0]}: {item[1]}" and (skip is None or skip not in item[1])]
     for _ in sys.stdin:
         times = {}
         for model, name, text in listed:
@@ -135,11 +135,11 @@ def work(skip: str | None) -> None:
         print(json.dumps(times), flush=True)
 
 
-def start(tree: str | None, skip: str | None) -> subprocess.Popen:
+def start(tree: str | None, only: str, skip: str | None) -> subprocess.Popen:
     path = [tree] if tree else []
     path.append(os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "VLLM_LOGGING_LEVEL": "ERROR"}
-    command = [sys.executable, __file__, "--work", *(["--skip", skip] if skip else [])]
+    command = [sys.executable, __file__, "--work", "--only", only, *(["--skip", skip] if skip else [])]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -158,14 +158,15 @@ def main() -> None:
     parser.add_argument("--tree")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="time outputs with this in `FORMAT: NAME` alone")
     parser.add_argument("--skip", help="leave out outputs with this in their name from the reference")
     args = parser.parse_args()
     if args.work:
-        work(args.skip)
+        work(args.only, args.skip)
         return
     if not args.reference:
         parser.error("--reference DIR is needed: an unpacked vLLM 0.33.0")
-    ours, reference = start(args.tree, None), start(args.reference, args.skip)
+    ours, reference = start(args.tree, args.only, None), start(args.reference, args.only, args.skip)
     best: list[dict[str, float]] = [{}, {}]
     sent: list[dict[str, float]] = [{}, {}]
     for _ in range(args.rounds):
@@ -184,8 +185,9 @@ def main() -> None:
         print(f"  {name:34} {against}   {sent[0][name]:6.1f} {theirs}")
     print("growth of our cost per token from the 1 KB to the 1 MB argument (1.00 is linear)")
     for model in FORMS:
-        small, large = (best[0][f"{model}: string argument, {size}"] for size in ("1 KB", "1 MB"))
-        print(f"  {model:34} {large / small:6.2f}")
+        small, large = (best[0].get(f"{model}: string argument, {size}") for size in ("1 KB", "1 MB"))
+        if small and large:
+            print(f"  {model:34} {large / small:6.2f}")
 
 
 if __name__ == "__main__":
