@@ -6,7 +6,8 @@
 If FOLDER does not exist it is written first (`gates.checkpoints.bulk`, 4.5 GB) and removed at the end. Compared with
 the load format are vLLM's own loader, the same with `--enable-ep-weight-filter`, the same without the sync after every
 tensor, and a plain parallel read of the bytes this rank reads. Cold means that the page cache was asked to drop the
-files; how much then came from the storage is measured, not assumed.
+files; how much then came from the storage is measured, not assumed. A slower storage is imitated by waits, for the load
+format and the plain read alike: a local disk is faster than what serves eight ranks in practice.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import gc
 import os
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("PT_HPU_LAZY_MODE", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# All ranks live in this process.
+os.environ.setdefault("HPUSIM_MEM_GIB", "12")
 sys.path[:0] = [str(Path(__file__).parents[1] / "beam"), str(Path(__file__).parents[3])]
 
 import torch  # noqa: E402
@@ -33,6 +38,7 @@ from gates.checkpoints import bulk  # noqa: E402
 # A quarter of the defaults, so that eight ranks fit a small machine.
 SETTINGS = {"host_bytes": 256 << 20, "shared_bytes": 256 << 20}
 STOCK = {"auto": {}, "auto, EP weight filter": {"filtered": True}, "auto, no forced sync": {"synced": False}}
+RATES = (1.0e9, 0.5e9, 0.25e9)  # bytes a second for one rank
 Cost = tuple[float, float, int]
 
 
@@ -66,6 +72,27 @@ def warm(folder: Path) -> None:
                 pass
 
 
+@contextmanager
+def storage_of(rate: float) -> Iterator[None]:
+    """Reads of this process wait so that all of them together get `rate` bytes a second."""
+    from vllm_gaudi.loader import reader
+
+    real, lock, free = reader.Files.read, threading.Lock(), [0.0]
+
+    def read(self: reader.Files, file: str, buffers: Sequence[memoryview], offset: int) -> None:
+        with lock:
+            free[0] = max(free[0], time.monotonic()) + sum(map(len, buffers)) / rate
+            until = free[0]
+        real(self, file, buffers, offset)
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    reader.Files.read = read
+    try:
+        yield
+    finally:
+        reader.Files.read = real
+
+
 class Bench:
     """What is compared, for one checkpoint and layout."""
 
@@ -83,8 +110,6 @@ class Bench:
 
     def plain_read(self, rank: int) -> tuple[Callable[[], None], int]:
         """An action that reads what rank `rank` reads, 16 threads at once, into one buffer a thread; and its bytes."""
-        import threading
-
         from vllm_gaudi.loader import reader
 
         jobs = []
@@ -145,6 +170,16 @@ class Bench:
                 del action
                 gc.collect()
             report(state, costs)
+        for rate in RATES:
+            costs = {}
+            for name in ("plain read", "beam"):
+                action = variants[name]()
+                warm(self.folder)
+                with storage_of(rate):
+                    costs[name] = timed(action)
+                del action
+                gc.collect()
+            report(f"storage of {rate / 1e9} GB/s", costs)
 
     def all_ranks(self) -> None:
         """Print the costs of all ranks: stock one after the other, as it shares nothing; ours at once."""

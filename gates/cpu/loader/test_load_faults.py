@@ -130,6 +130,16 @@ def test_a_flawed_checkpoint_changes_nothing(checkpoint, copy, empty_model, flaw
     assert state_digest(model) == before
 
 
+def test_a_model_that_does_not_state_its_tensors_is_refused(copy, empty_model, monkeypatch):
+    """Its own code may transpose or fold values as it loads: nobody else can know."""
+    model = empty_model(copy)
+    before = state_digest(model)
+    monkeypatch.delattr(type(model), "checked_tensors")
+    with pytest.raises(NotImplementedError, match=r"BeamForCausalLM does not state which .* --load-format auto"):
+        load_into(model, copy)
+    assert state_digest(model) == before
+
+
 def no_reader_left() -> bool:
     return not [thread.name for thread in threading.enumerate() if thread.name.startswith("load-")]
 

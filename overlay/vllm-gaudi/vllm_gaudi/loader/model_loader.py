@@ -79,7 +79,7 @@ class FrontierModelLoader(BaseModelLoader):
 
         Raises:
             CheckpointError, ValueError: a checkpoint that does not fit; no parameter was touched.
-            NotImplementedError: a layer this format has no rule for; no parameter was touched.
+            NotImplementedError: a model or a layer this format has no rule for; no parameter was touched.
             PeerError: another rank could not load.
             Exception: a read failed. Parameters may be partly filled, and the server does not start.
         """
@@ -90,6 +90,7 @@ class FrontierModelLoader(BaseModelLoader):
 
         agreement = join()
         try:
+            _check_model(model)
             rescale, begin = Rescale(), time.monotonic()
             stored = read_checkpoint(self._folder(model_config))
             plan = make_plan(model, stored, rescale, self.settings.host_bytes)
@@ -102,6 +103,17 @@ class FrontierModelLoader(BaseModelLoader):
             agreement.fail(error)
             raise
         logger.info("loaded: %s", summary(self.totals))
+
+
+def _check_model(model: nn.Module) -> None:
+    """A model's own `load_weights` may change values as it loads (transpose, fold, rename): only those that say what
+    they take, and that they take it unchanged, are planned.
+    """
+    if not hasattr(model, "checked_tensors"):
+        raise NotImplementedError(
+            f"{type(model).__name__} does not state which tensors it takes unchanged (`checked_tensors`); load with "
+            "--load-format auto"
+        )
 
 
 def load_planned(
