@@ -159,27 +159,26 @@ class Bench:
         print(f"\none rank of {self.tp}, {size} bytes read by it alone")
         variants = {"plain read": lambda: read, "beam": lambda: self.loading(rank, "beam")}
         variants |= {name: lambda how=how: self.loading(rank, "auto", **how) for name, how in STOCK.items()}
-        for state in ("warm", "cold"):
-            costs = {}
-            for name, make in variants.items():
-                if state == "cold" and name in list(STOCK)[1:]:
-                    continue
-                action = make()
-                (warm if state == "warm" else forget)(self.folder)
-                costs[name] = timed(action)
-                del action
-                gc.collect()
+        for state, prepare in (("warm", warm), ("cold", forget)):
+            costs = {name: self.repeated(variants[name], prepare) for name in ("plain read", "beam")}
+            for name in list(STOCK)[: len(STOCK) if state == "warm" else 1]:
+                costs[name] = self.repeated(variants[name], prepare, times=1)
             report(state, costs)
         for rate in RATES:
-            costs = {}
-            for name in ("plain read", "beam"):
-                action = variants[name]()
-                warm(self.folder)
-                with storage_of(rate):
-                    costs[name] = timed(action)
-                del action
-                gc.collect()
+            with storage_of(rate):
+                costs = {name: self.repeated(variants[name], warm) for name in ("plain read", "beam")}
             report(f"storage of {rate / 1e9} GB/s", costs)
+
+    def repeated(self, make: Callable[[], Callable[[], None]], prepare: Callable[[Path], None], times: int = 3) -> Cost:
+        """Of the run whose wall time is the median of `times`."""
+        costs = []
+        for _ in range(times):
+            action = make()
+            prepare(self.folder)
+            costs.append(timed(action))
+            del action
+            gc.collect()
+        return sorted(costs)[times // 2]
 
     def all_ranks(self) -> None:
         """Print the costs of all ranks: stock one after the other, as it shares nothing; ours at once."""
