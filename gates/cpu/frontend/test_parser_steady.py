@@ -56,13 +56,13 @@ def test_a_usual_turn_by_chunks(name, size):
 
 def test_a_wait_that_forgets_what_was_read_is_seen(monkeypatch):
     """The control: a delimiter whose first half was read before the wait would be sent late."""
-    waiting = SteadyTurn._waiting
+    plain = SteadyTurn.plain
 
     def forgetful(self, text):
         self._behind = ""
-        return waiting(self, text)
+        return plain(self, text)
 
-    monkeypatch.setattr(SteadyTurn, "_waiting", forgetful)
+    monkeypatch.setattr(SteadyTurn, "plain", forgetful)
     assert sent(reader("T1"), list(TURNS["T1"])) != read_at_once("T1", list(TURNS["T1"]))
 
 
@@ -76,7 +76,7 @@ def test_few_tokens_of_a_call_are_read(monkeypatch):
         sent(reader(name), chunks)
         few = len(seen)
         with monkeypatch.context() as patch:
-            patch.setattr(SteadyTurn, "_waiting", lambda self, text: None)
+            patch.setattr(SteadyTurn, "plain", lambda self, text: None)
             seen.clear()
             sent(reader(name), chunks)
         assert 3 * few < len(chunks)

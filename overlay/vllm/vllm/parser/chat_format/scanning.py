@@ -105,6 +105,8 @@ def find(delimiters: Sequence[Delimiter], window: Window, final: bool) -> tuple[
     text follows.
     """
     text, edge = window.text, len(window.text)
+    if window.pos == edge and not final:
+        return -1, None, edge
     best: regex.Match | None = None
     best_index, hold = -1, edge
     for index, delimiter in enumerate(delimiters):

@@ -54,7 +54,15 @@ class SteadyTurn:
         """What plain text adds to `part`, as a string; None if `text` must be given to `read` instead."""
         watch = self._watch
         if watch is None:
-            return self._waiting(text)
+            if self._wait is None:
+                return None
+            find_end, overlap = self._wait
+            known = self._behind + self._carry
+            start = len(known) - overlap
+            if len(known) + len(text) > _LONGEST_WAIT or find_end(known + text, start if start > 0 else 0) is not None:
+                return None
+            self._carry += text
+            return ""
         search, halves = watch
         if carry := self._carry:
             text = carry + text
@@ -72,17 +80,6 @@ class SteadyTurn:
         self._last.append(text)
         write = self._write
         return text if write is None else write(text)
-
-    def _waiting(self, text: str) -> str | None:
-        if self._wait is None:
-            return None
-        search, overlap = self._wait
-        known = self._behind + self._carry
-        start = len(known) - overlap
-        if len(known) + len(text) > _LONGEST_WAIT or search(known + text, start if start > 0 else 0) is not None:
-            return None
-        self._carry += text
-        return ""
 
     def read(self, text: str) -> TurnPiece:
         """What any text adds to the turn."""

@@ -15,7 +15,7 @@ from vllm.parser.chat_format.scanning import Wait, Watch, wait_for, watch_for
 from vllm.parser.chat_format.steady import SteadyTurn
 from vllm.parser.chat_format.template import THINKING, TOOL_CALLS, ResponseTemplate, TemplateField
 from vllm.parser.chat_format.turn_piece import ARGUMENTS, CONTENT, REASONING, TurnMode, TurnPiece
-from vllm.parser.chat_format.xml_call import XmlCall, streams_arguments
+from vllm.parser.chat_format.xml_call import ParameterTypes, XmlCall, streams_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class TemplateTurn(SteadyTurn):
         self._mode = mode
         self._properties = properties
         self._openers = template.opener_endings
+        self._types: dict[str, ParameterTypes] = {}
         self._watch_in: dict[str, Watch] = {}
         self._streams = mode.fragments and template.tool_calls is not None and streams_arguments(template.tool_calls)
         self._calls = 0
@@ -113,7 +114,9 @@ class TemplateTurn(SteadyTurn):
         self._captures, self._body, self._announced = captures, [], False
         self._name = captures.get("name", "")
         if self._streams and self._name:
-            self._call = XmlCall(field, self._properties.get(self._name, {}))
+            if (types := self._types.get(self._name)) is None:
+                types = self._types[self._name] = ParameterTypes(self._properties.get(self._name, {}))
+            self._call = XmlCall(field, types)
             if not self._in_prompt:
                 self._announce()
 

@@ -29,17 +29,26 @@ def streams_arguments(field: TemplateField) -> bool:
     return parser.get("name", "text") == "text" and TagPattern.of(field.content_args["tag_pattern"]).tail is not None
 
 
-def conversion_for(properties: Mapping[str, Any], key: str) -> SchemaConversion | None:
-    """How parameter `key` becomes JSON; None if it is a string whatever its text."""
-    types = schema_types(properties.get(key))
-    return SchemaConversion(types) if set(types) - {"string"} else None
+class ParameterTypes(dict[str, tuple[str, ...]]):
+    """The types that each parameter of a tool may become; none if it is a string whatever its text. Found when first
+    asked for, and kept while one turn calls the tool again. properties: its declared parameters (JSON Schema each)."""
+
+    def __init__(self, properties: Mapping[str, Any]):
+        super().__init__()
+        self._properties = properties
+
+    def __missing__(self, key: str) -> tuple[str, ...]:
+        if key not in self._properties:
+            return ()
+        types = schema_types(self._properties[key])
+        self[key] = found = types if set(types) - {"string"} else ()
+        return found
 
 
 class XmlCall:
-    """Arguments of one call. properties: the called tool's declared parameters by name (JSON Schema each); empty for an
-    unknown tool. `feed` and `finish` return the next characters of the arguments object."""
+    """Arguments of one call. `feed` and `finish` return the next characters of the arguments object."""
 
-    def __init__(self, field: TemplateField, properties: Mapping[str, Any]):
+    def __init__(self, field: TemplateField, types: ParameterTypes):
         tags = TagPattern.of(field.content_args["tag_pattern"])
         assert tags.head is not None
         assert tags.tail is not None
@@ -48,7 +57,7 @@ class XmlCall:
         self.value_ends, self.opener_ends = tags.tail.beginnings, tags.head.endings
         parser = field.content_args.get("value_parser")
         self._strip = parser is not None and parser.get("args", {}).get("strip", True)
-        self._properties = properties
+        self._types = types
         self._window = Window()
         self._in_value = False
         self._writer = ArgumentsWriter()
@@ -97,6 +106,7 @@ class XmlCall:
                 out.append(writer.end_value())
             else:
                 key = match.group("key")
-                writer.key(key, conversion_for(self._properties, key), self._strip)
+                types = self._types[key]
+                writer.key(key, SchemaConversion(types) if types else None, self._strip)
             self._in_value = not self._in_value
             window.pos = match.end()
