@@ -92,8 +92,8 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
         # vLLM makes a connector of this one after the platform's check.
         if getattr(vllm_config.cache_config, "kv_offloading_size", None) is not None:
             found.append((f"{what} with KV offloading", "remove --kv-offloading-size"))
-    chosen = vllm_config.scheduler_config.scheduler_cls
-    if share and chosen is not None and not _keeps_the_share(chosen):
+    chosen = vllm_config.scheduler_config.scheduler_cls if share else None
+    if chosen is not None and not _keeps_the_share(chosen):
         advice = f"remove it, derive it from {SYNC_SCHEDULER}, or set {settings.variable('prefill_share')}=1"
         found.append((f"the prefill share with --scheduler-cls {_name(chosen)}", advice))
     if windows and contiguous:
