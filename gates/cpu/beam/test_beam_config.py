@@ -156,6 +156,24 @@ def test_off_switches_and_agreeing_synonyms_are_accepted():
     BeamConfig(scoring_func="sigmoid", topk_method="noaux_tc", n_shared_experts=0, index_topk=None, use_mtp=False)
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"rope_theta": 10000.0},
+        {"partial_rotary_factor": 1.0},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"min_p": 0.05},
+        {"pad_token_id": -1},
+    ],
+)
+def test_what_only_says_the_same_again_is_accepted(beside):
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = BeamConfig(**{"rope_parameters": rope, **beside})
+    assert config.rope_parameters == rope
+    assert not hasattr(config, "rope_theta")
+
+
 def test_vllm_reads_the_checkpoint_with_this_class(checkpoint):
     from harness import plugins
 

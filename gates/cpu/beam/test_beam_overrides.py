@@ -54,6 +54,9 @@ REFUSED = [
     ({"eos_token_id": "350"}, "eos_token_id must be a token id or a list of them, found '350'"),
     ({"attention_sinks": {"a": 1}}, "unknown field attention_sinks"),
     ({"quantization_config": {"fp8_dtype_flavor": "x"}}, "quantization_config must name its quant_method"),
+    ({"model_type": "gpt_oss"}, "model_type is 'gpt_oss', Beam has 'beam'"),
+    ({"architectures": "BeamForCausalLM"}, "architectures cannot be 'BeamForCausalLM'"),
+    ({"attribute_map": {}}, "attribute_map is no name of a field"),
     ({"absent_fields": []}, "absent_fields is no name of a field"),
 ]
 
@@ -96,6 +99,20 @@ def test_facts_the_file_lacks_may_be_given(checkpoint, tmp_path):
     assert served(folder, {}).absent_fields == ["max_position_embeddings", "rope_parameters"]
     assert served(folder, {"max_position_embeddings": 512}).absent_fields == ["rope_parameters"]
     assert served(folder, {"max_position_embeddings": 512, "rope_parameters": FLAT}).absent_fields == []
+    guesses = {"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    assert served(folder, guesses).absent_fields == [], "given is given, also where it is what would have been guessed"
+
+
+def test_a_guess_is_not_written_as_a_fact(tmp_path):
+    BeamConfig().save_pretrained(tmp_path)
+    again = BeamConfig.from_pretrained(tmp_path)
+    assert again.absent_fields == ["max_position_embeddings", "rope_parameters"]
+
+
+def test_lists_of_layers_may_be_left_to_the_pattern(checkpoint):
+    cut = {"num_hidden_layers": 7, "layer_types": None, "mlp_layer_types": None}
+    config = served(checkpoint("grid8"), cut)
+    assert [len(config.layer_types), len(config.mlp_layer_types)] == [7, 7]
 
 
 def test_a_refused_override_changes_nothing():
@@ -112,8 +129,10 @@ def test_a_refused_override_changes_nothing():
         ({"text_config": {"hidden_act": "gelu"}}, "hidden_act is 'gelu', Muse Spark has 'silu'"),
         ({"text_config": {"num_experts_per_tok": 17}}, "num_experts_per_tok 17 exceeds num_local_experts 16"),
         ({"text_config": {"rope_parameters": {"rope_theta": 1e6}}}, "must be 0 .* or rope_theta 1e"),
+        ({"text_config": {"model_type": "llama"}}, "model_type is 'llama', Muse Spark has 'muse_spark_text'"),
+        ({"max_position_embeddings": 64}, "max_position_embeddings = 64 is beside text_config and not read there"),
         ({"text_config": {"attention_sinks": 1}}, "unknown field attention_sinks"),
-        ({"num_experts_per_tok": 1}, "unknown field num_experts_per_tok = 1"),
+        ({"num_experts_per_tok": 1}, "num_experts_per_tok = 1 is beside text_config"),
         ({"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters = .* is beside text_config and not read there"),
         ({"architectures": ["LlamaForCausalLM"]}, "architectures is"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings is True"),

@@ -175,7 +175,7 @@ GROUP = "config_groups.group_0"
         (change("quant_method", "DROP"), "must name its quant_method"),
         (change("kv_cache_scheme", {"num_bits": 8, "type": "float"}), r"kv_cache_scheme is .*cache is BF16, set it to"),
         (change("transform_config", {"config_groups": {}}), "transform_config is .*not rotated"),
-        (change("sparsity_config", {"format": "dense"}), "sparsity_config is .*are dense"),
+        (change("sparsity_config", {"format": "sparse-24-bitmask"}), "sparsity_config is .*are dense"),
         (change("format", "pack-quantized"), "format is 'pack-quantized', Beam is served from float-quantized"),
         (change("ignore", "lm_head"), "ignore must be a list of names, found 'lm_head'"),
         (change("ignore", [None]), r"ignore must be a list of names, found \[None\]"),
@@ -211,7 +211,8 @@ def test_other_sections_are_refused_by_name(section, message):
 
 def test_sections_as_tools_write_them_are_accepted():
     for path, value in (("ignore", None), ("ignore", []), ("kv_cache_scheme", None), ("format", "naive-quantized"),
-                        ("sparsity_config", {}), (f"{GROUP}.weights.symmetric", "DROP"), ("version", "0.17.0"),
+                        ("sparsity_config", {}), ("sparsity_config", {"format": "dense"}), ("version", "0.17.0"),
+                        (f"{GROUP}.weights.symmetric", "DROP"), (f"{GROUP}.weights.observer_kwargs", {}),
                         (f"{GROUP}.format", "float-quantized"), (f"{GROUP}.weights.observer", "minmax")):  # fmt: skip
         section = change(path, value)
         check_section(section)

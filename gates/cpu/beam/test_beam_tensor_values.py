@@ -24,6 +24,11 @@ def spoil(value: float):
     return change
 
 
+def spoil_fp32(value: float):
+    """The same in float32, which holds more than BF16 does."""
+    return lambda tensor: spoil(value)(tensor.float())
+
+
 def narrow(tensor: torch.Tensor) -> torch.Tensor:
     """Legal scales in fp16 but for one that fits only until it is doubled."""
     return spoil(40000.0)(tensor.half())
@@ -40,6 +45,12 @@ DAMAGE = {
     "infinite gate bias": (f"{LAYER}self_attn.gate_bias", spoil(-INF), "holds NaN or infinity"),
     "NaN in the router": (f"{LAYER}mlp.gate.weight", spoil(NAN), "holds NaN or infinity"),
     "NaN in the embedding": ("model.embed_tokens.weight", spoil(NAN), "holds NaN or infinity"),
+    "norm that overflows as BF16": (
+        f"{LAYER}input_layernorm.weight",
+        spoil_fp32(-3.4e38),
+        "holds -3.4e.38, which over",
+    ),
+    "bias whose pairs overflow": (f"{LAYER}mlp.gate.e_score_correction_bias", spoil(2e38), "holds 2e.38, which over"),
     "infinity in the head": ("lm_head.weight", spoil(INF), "holds NaN or infinity"),
 }
 

@@ -60,6 +60,9 @@ def test_vision_and_audio_tensors_are_skipped(loaded):
     network.load_weights({**tensors, **extra}.items())
     assert text_name("model.vision_projection.weight") is None
     assert text_name("model.visions.weight") is not None
+    assert text_name("model.language_model.layers.3.self_attn.rotary_emb.inv_freq") is None
+    assert text_name("model.language_model.layers.3.mlp.gate.tokens_per_expert") is None
+    assert text_name("model.language_model.layers.3.mlp.gate.weight_inv_freq") is not None
 
 
 def replaced(name, value):

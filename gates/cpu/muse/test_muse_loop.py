@@ -113,6 +113,7 @@ def _prompt_logprobs(network, hidden, ids):
         model=network,
         sampler=Sampler(),
         device="hpu",
+        max_num_tokens=4096,
         requests={"r": SimpleNamespace(prompt_token_ids=ids, num_computed_tokens=0)},
         input_batch=SimpleNamespace(num_prompt_logprobs={"r": 3}, in_progress_prompt_logprobs_cpu={"r": target}),
     )

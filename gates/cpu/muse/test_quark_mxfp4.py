@@ -63,6 +63,14 @@ def changed(path, value):
         (("global_quant_config", "weight", "is_dynamic"), True, r"weight\.is_dynamic is True"),
         (("global_quant_config", "weight"), None, r"weight\.dtype is None"),
         (("layer_quant_config",), {"*q_proj": {}}, "layer_quant_config"),
+        (("global_quant_config", "weight", "ch_axis"), 0, r"weight\.ch_axis is 0"),
+        (("global_quant_config", "weight", "is_scale_quant"), True, r"weight\.is_scale_quant is True"),
+        (("global_quant_config", "weight", "mx_element_dtype"), "fp6_e2m3", r"weight\.mx_element_dtype"),
+        (("global_quant_config", "weight", "second_scale"), 2.0, r"weight\.second_scale is no known entry"),
+        (("global_quant_config", "output_tensors"), {"dtype": "fp4"}, r"output_tensors is set"),
+        (("global_quant_config", "bias"), {"dtype": "int8"}, r"bias is set"),
+        (("algo_config",), [{"name": "rotation", "online": True}], "rotated activations are not served"),
+        (("new_section",), {"a": 1}, "new_section is no known entry"),
         (("export", "weight_format"), "fake_quantized", "fake_quantized"),
         (("export", "kv_cache_group"), ["*k_proj"], "kv_cache_group"),
     ],
@@ -84,6 +92,17 @@ def test_plain_names_cover_what_is_below_them_and_no_lookalike():
     config = QuarkMxfp4Config(["model.layers.1"])
     assert config.is_excluded("model.layers.1.mlp.experts.3.up_proj")
     assert not config.is_excluded("model.layers.11.mlp.experts.3.up_proj")
+
+
+def test_globs_of_an_exclude_list_mean_what_they_match():
+    config = QuarkMxfp4Config(["*self_attn*", "model.language_model.layers.[05].*"])
+    assert config.is_excluded("model.language_model.layers.3.self_attn.q_proj")
+    assert config.is_excluded("model.language_model.layers.5.mlp.experts.3.up_proj")
+    assert not config.is_excluded("model.language_model.layers.3.mlp.experts.3.up_proj")
+
+
+def test_algorithms_that_end_with_the_export_are_accepted():
+    QuarkMxfp4Config.from_config(changed(("algo_config",), [{"name": "gptq", "block_size": 128}]))
 
 
 def test_a_layer_that_is_excluded_in_part_is_refused():

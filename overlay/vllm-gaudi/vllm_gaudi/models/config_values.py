@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig
 # Larger ones are a slip, and would be built as lists or tensors before anything else fails.
 LARGEST, MOST_LAYERS = 2**31 - 1, 1024
 LONGEST = 200  # characters of a value in a message
-OVERRIDE = "--hf-overrides"
+FILE, OVERRIDE = "config.json", "--hf-overrides"
 DTYPES = ("bfloat16", "float16", "float32")
 # Fields that carry no arithmetic.
 HARMLESS = {
@@ -27,6 +27,7 @@ HARMLESS = {
     "name_or_path",
     "quantization_config",
     "router_aux_loss_coef",
+    "tokenizer_class",
     "torch_dtype",
 }
 # Of classifiers and of transformers' own forward pass: not kept, whatever they hold.
@@ -49,7 +50,7 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 class ConfigError(ValueError):
     """A config that must not be served: where it is said, which field, its value and what is possible."""
 
-    def __init__(self, message: str, where: str = "config.json") -> None:
+    def __init__(self, message: str, where: str = FILE) -> None:
         super().__init__(f"{where}: {message}")
         self.message = message
 
@@ -116,6 +117,7 @@ def check_token_ids(config: PretrainedConfig, beside: dict[str, Any], names: Ite
         value = getattr(config, name, beside.get(name))
         ids = value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]
         good = value is None or all(type(entry) is int and 0 <= entry <= LARGEST for entry in ids)
+        good = good or (name == "pad_token_id" and type(value) is int and value == -1)  # a custom for "none"
         require(good, f"{name} must be a token id{' or a list of them' * (name[0] == 'e')}, found {shown(value)}")
 
 
@@ -153,8 +155,9 @@ def check_common(config: PretrainedConfig, beside: dict[str, Any], model: str) -
 
     `beside` are fields that the class does not declare. Raises ConfigError.
     """
-    kind = beside.get("model_type")
-    require(kind in (None, config.model_type), f"model_type is {shown(kind)}, {model} has {config.model_type!r}")
+    right = type(config).model_type
+    for kind in (beside.get("model_type"), config.model_type):  # an override sets it on the object
+        require(kind in (None, right), f"model_type is {shown(kind)}, {model} has {right!r}")
     check_fixed(config, DECODER, model)
     check_dtype(model, config.dtype, beside.get("torch_dtype"))
     check_token_ids(config, beside)
@@ -186,7 +189,7 @@ def refuse_unknown(fields: dict[str, Any], synonyms: dict[str, Any], model: str)
     """
     kept = {}
     # Sampling defaults in config.json are dropped by transformers; generation_config.json counts.
-    sampling = GenerationConfig._get_default_generation_params()
+    sampling = {*GenerationConfig._get_default_generation_params(), "min_p", "max_new_tokens"}
     for name, value in fields.items():
         if name in synonyms:
             agrees = value is None or value == synonyms[name]
@@ -201,6 +204,19 @@ def refuse_unknown(fields: dict[str, Any], synonyms: dict[str, Any], model: str)
                 f"unknown field {name} = {shown(value)}; it may change the model, so it is refused. {advice}"
             )
     return kept
+
+
+def drop_same_theta(fields: dict[str, Any], theta: float) -> dict[str, Any]:
+    """`fields` without a `rope_theta` that says again what `rope_parameters` does, as transformers may write it."""
+    given = fields.get("rope_theta")
+    same = is_number(given) and given == theta
+    return {name: value for name, value in fields.items() if not (same and name == "rope_theta")}
+
+
+def whole_rotation(rope: dict[str, Any]) -> set[str]:
+    """The entry of `rope` that says that all of a head is rotated, if it says so: transformers may write it."""
+    factor = rope.get("partial_rotary_factor")
+    return {"partial_rotary_factor"} if factor is None or (is_number(factor) and factor == 1) else set()
 
 
 def undeclared(config: PretrainedConfig) -> dict[str, Any]:

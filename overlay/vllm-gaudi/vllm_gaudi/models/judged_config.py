@@ -8,8 +8,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PretrainedConfig
 
-from vllm_gaudi.models.config_values import OVERRIDE, ConfigError, require, said_in, shown, undeclared
+from vllm_gaudi.models.config_values import FILE, OVERRIDE, ConfigError, require, said_in, shown, undeclared
 
+BUILT = "_built"  # set once the file has been judged: what is set later comes from an override
 PARTS = ("attribute_map", "sub_configs")  # of transformers' config classes, beside their methods
 
 
@@ -24,8 +25,20 @@ class JudgedConfig(PretrainedConfig):
         _check_types(config_dict)
         return super().from_dict(config_dict, **kwargs)
 
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        vars(self)[BUILT] = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers has it, without what only this object means."""
+        return {name: value for name, value in super().to_dict().items() if name != BUILT}
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field. Raises ConfigError for what is part of the class, and where transformers finds a type wrong."""
+        with said_in(OVERRIDE if BUILT in vars(self) else FILE):
+            self._set(name, value)
+
+    def _set(self, name: str, value: Any) -> None:
         part = name.startswith("__") or name in PARTS or callable(getattr(type(self), name, None))
         require(not part, f"{name} is no name of a field; remove it")
         try:

@@ -5,6 +5,7 @@ Claims a checkpoint only when its method is `quark` and its model is Muse Spark,
 keeps vLLM's own handling. Experts run W4A16: the activation part of the section is not used.
 """
 
+import fnmatch
 import re
 from typing import Any
 
@@ -18,6 +19,30 @@ NAME = "muse_quark_mxfp4"
 GROUP = 32
 MODEL_TYPES = ("muse_spark", "muse_spark_text")
 WEIGHT = {"dtype": "fp4", "qscheme": "per_group", "group_size": GROUP, "scale_format": "e8m0", "is_dynamic": False}
+# What may be left out, but not say otherwise: groups run along a row, whose scales are the only ones.
+WEIGHT_IF_GIVEN = {
+    "ch_axis": (-1, 1),
+    "is_scale_quant": (False,),
+    "mx_element_dtype": (None, "fp4"),
+    "symmetric": (None, True),
+}
+# How scales were found, which changes nothing of how they are used.
+WEIGHT_IDLE = {"observer_cls", "scale_calculation_mode", "scale_type", "round_method", "zero_point_type"}
+GLOBAL = {"weight", "input_tensors", "output_tensors", "bias", "target_device"}
+SECTION_KEYS = {
+    "quant_method",
+    "quant_mode",
+    "version",
+    "algo_config",
+    "softmax_quant_spec",
+    "layer_quant_config",
+    "layer_type_quant_config",
+    "kv_cache_quant_config",
+    "global_quant_config",
+    "exclude",
+    "export",
+}
+UNSUPPORTED = ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config", "softmax_quant_spec")
 
 # The text model's place: in the checkpoint, in other exports and servers, and alone.
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "")
@@ -42,14 +67,17 @@ class QuarkMxfp4Config(QuantizationConfig):
     """What the `quantization_config` of a checkpoint says about its modules.
 
     Args:
-        exclude: module names (with all below them) or `re:` patterns that are not quantised.
+        exclude: module names (with all below them), globs or `re:` patterns that are not quantised.
     """
 
     def __init__(self, exclude: list[str]) -> None:
         super().__init__()
         self.exclude = exclude
+        # Quark's own lists hold globs, vLLM's `re:` patterns; a plain name stands for all below it as well.
+        globs = [entry for entry in exclude if not entry.startswith("re:") and any(sign in entry for sign in "*?[")]
         self._patterns = [re.compile(entry[3:]) for entry in exclude if entry.startswith("re:")]
-        self._names = {entry for entry in exclude if not entry.startswith("re:")}
+        self._patterns += [re.compile(fnmatch.translate(entry)) for entry in globs]
+        self._names = {entry for entry in exclude if not entry.startswith("re:")} - set(globs)
 
     def get_name(self) -> str:
         return NAME
@@ -74,11 +102,26 @@ class QuarkMxfp4Config(QuantizationConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "QuarkMxfp4Config":
         """From the section. Raises ConfigError naming the first entry that is not plain MXFP4."""
-        for entry in ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config", "softmax_quant_spec"):
+        for entry in UNSUPPORTED:
             require(
                 not config.get(entry), f"{SECTION}.{entry} is set; Muse Spark is served with one scheme, of weights"
             )
-        weight = _object(_object(config, "global_quant_config"), "weight", ".global_quant_config")
+        _refuse_others(config, SECTION_KEYS, "")
+        algorithms = config.get("algo_config")
+        turned = any(word in str(algorithms).lower() for word in ("rotat", "quarot"))
+        require(not turned, f"{SECTION}.algo_config is {shown(algorithms)}; rotated activations are not served")
+        scheme = _object(config, "global_quant_config")
+        _refuse_others(scheme, GLOBAL, ".global_quant_config")
+        for entry in ("output_tensors", "bias"):
+            require(
+                not scheme.get(entry), f"{SECTION}.global_quant_config.{entry} is set; only weights are quantised here"
+            )
+        weight = _object(scheme, "weight", ".global_quant_config")
+        _refuse_others(weight, {*WEIGHT, *WEIGHT_IF_GIVEN, *WEIGHT_IDLE}, ".global_quant_config.weight")
+        for field, possible in WEIGHT_IF_GIVEN.items():
+            found = weight.get(field, possible[0])
+            good = any(type(found) is type(value) and found == value for value in possible)
+            require(good, f"{SECTION}.global_quant_config.weight.{field} is {shown(found)}, must be {possible[0]!r}")
         for field, wanted in WEIGHT.items():
             require(
                 type(weight.get(field)) is type(wanted) and weight[field] == wanted,
@@ -133,6 +176,18 @@ def _object(parent: dict[str, Any], name: str, at: str = "") -> dict[str, Any]:
     value = parent.get(name) or {}
     require(isinstance(value, dict), f"{SECTION}{at}.{name} must be an object, found {shown(value)}")
     return value
+
+
+def _refuse_others(entries: dict[str, Any], known: set[str], at: str) -> None:
+    """Refuse what no export is known to hold and may change the arithmetic, unless it is off."""
+    other = next(
+        (name for name, value in entries.items() if name not in known and value not in (None, False, [], {})), ""
+    )
+    require(
+        not other,
+        f"{SECTION}{at}.{other} is no known entry and may change the arithmetic; set it to null if it has no effect "
+        "on inference",
+    )
 
 
 def register() -> None:

@@ -8,9 +8,9 @@ the server by name instead of giving a different model.
 
 from typing import Any
 
-from vllm_gaudi.models.beam.config_checks import FULL, MODEL, WHOLE, flat_rope, judge, published_layer_types
-from vllm_gaudi.models.config_values import OVERRIDE, check_dtype, check_whole, drop_idle, require, said_in
-from vllm_gaudi.models.judged_config import JudgedConfig
+from vllm_gaudi.models.beam.config_checks import FULL, MODEL, flat_rope, judge
+from vllm_gaudi.models.config_values import OVERRIDE, check_dtype, drop_idle, require, said_in
+from vllm_gaudi.models.judged_config import BUILT, JudgedConfig
 
 
 class BeamConfig(JudgedConfig):
@@ -72,21 +72,17 @@ class BeamConfig(JudgedConfig):
         if self.rope_parameters is None:
             self.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
         self.dtype = check_dtype(MODEL, self.dtype, kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
-        check_whole(self, WHOLE)
-        if self.layer_types is None:
-            self.layer_types = published_layer_types(self.num_hidden_layers)
-        if self.mlp_layer_types is None:
-            dense = min(3, self.num_hidden_layers)
-            self.mlp_layer_types = ["dense"] * dense + ["sparse"] * (self.num_hidden_layers - dense)
-        super().__post_init__(**self.judge(kwargs))
+        kept = self.judge(kwargs)
         self.absent_fields = absent
+        super().__post_init__(**kept)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field; vLLM sets those of `--hf-overrides` one by one, and reads RoPE before it builds the model."""
         own = vars(self)
-        if absent := own.get("absent_fields"):
-            own["absent_fields"] = [field for field in absent if field != name or value == own[name]]
-        if "absent_fields" in own:
+        # transformers sets RoPE anew with the object it read; an override is another one, even with the same numbers.
+        if own.get("absent_fields") and not (name == "rope_parameters" and value is own[name]):
+            own["absent_fields"] = [field for field in own["absent_fields"] if field != name]
+        if BUILT in own:
             with said_in(OVERRIDE):
                 require(name != "absent_fields", f"{name} is no name of a field; remove it")
                 value = flat_rope(value) if name == "rope_parameters" else value
@@ -95,6 +91,11 @@ class BeamConfig(JudgedConfig):
     def judge(self, beside: dict[str, Any]) -> dict[str, Any]:
         """See `config_checks.judge`."""
         return judge(self, {name: value for name, value in beside.items() if name != "absent_fields"})
+
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers has it, without fields the file lacked: written out, a guess would look like a fact."""
+        absent = {*vars(self).get("absent_fields", ()), "absent_fields"}
+        return {name: value for name, value in super().to_dict().items() if name not in absent}
 
     def convert_rope_params_to_dict(self, **kwargs) -> dict:
         """Keep the flat form; the generic converter would add top-level keys."""

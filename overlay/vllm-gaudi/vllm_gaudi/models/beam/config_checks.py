@@ -11,9 +11,11 @@ from vllm_gaudi.models.config_values import (
     check_layer_lists,
     check_range,
     check_whole,
+    drop_same_theta,
     refuse_unknown,
     require,
     shown,
+    whole_rotation,
 )
 
 MODEL, ARCHITECTURE = "Beam", "BeamForCausalLM"
@@ -32,6 +34,7 @@ SYNONYMS = {
     "qk_layernorm": True,
     "use_routing_bias": True,
     "attn_output_gate": True,
+    "partial_rotary_factor": 1.0,
 }
 WHOLE = (
     "vocab_size",
@@ -84,9 +87,17 @@ def judge(config, beside: dict[str, Any]) -> dict[str, Any]:
     check_common(config, beside, MODEL)
     check_architecture(config, ARCHITECTURE, MODEL)
     check_whole(config, WHOLE)
+    if config.layer_types is None:
+        config.layer_types = published_layer_types(config.num_hidden_layers)
+    if config.mlp_layer_types is None:
+        dense = min(3, config.num_hidden_layers)
+        config.mlp_layer_types = ["dense"] * dense + ["sparse"] * (config.num_hidden_layers - dense)
     for name, limits in RANGES.items():
         check_range(name, getattr(config, name), limits, optional=name in OPTIONAL)
-    kept = refuse_unknown(beside, SYNONYMS, MODEL)
+    flat = flat_rope(config.rope_parameters)
+    if flat != config.rope_parameters:
+        config.rope_parameters = flat
+    kept = refuse_unknown(drop_same_theta(beside, flat["rope_theta"]), SYNONYMS, MODEL)
     section, alias = kept.get("quantization_config"), kept.get("compression_config")
     check_section(section)
     check_section(alias)
@@ -100,7 +111,6 @@ def judge(config, beside: dict[str, Any]) -> dict[str, Any]:
     require(heads % kv == 0, f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv}")
     require(config.head_dim % 2 == 0, f"head_dim {config.head_dim} must be even for RoPE")
     _check_layers(config)
-    config.rope_parameters = flat_rope(config.rope_parameters)
     return kept
 
 
@@ -146,7 +156,7 @@ def flat_rope(rope: Any) -> dict[str, Any]:
     require(isinstance(rope, dict) and "rope_theta" in rope, f"{at} must give rope_theta, found {shown(rope)}")
     kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
     require(kind == "default", f"rope_type {shown(kind)} is not Beam's, only 'default' is")
-    extra = sorted(set(rope) - {"rope_type", "rope_theta"}, key=str)
+    extra = sorted(set(rope) - {"rope_type", "rope_theta"} - whole_rotation(rope), key=str)
     require(not extra, f"rope_parameters has unknown entries {shown(extra)}")
     check_range(f"{at}.rope_theta", theta, THETA)
     return {"rope_type": "default", "rope_theta": float(theta)}

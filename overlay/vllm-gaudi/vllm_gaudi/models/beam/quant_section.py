@@ -68,7 +68,10 @@ def check_section(section: Any) -> None:
     if method != METHOD:
         return  # refused when the server's arguments are checked, which may name another method
     for name, reason in ALIEN.items():
-        _require(not section.get(name), f".{name} is {shown(section.get(name))}; {reason}, set it to null")
+        dense = (
+            name == "sparsity_config" and isinstance(section.get(name), dict) and section[name].get("format") == "dense"
+        )
+        _require(dense or not section.get(name), f".{name} is {shown(section.get(name))}; {reason}, set it to null")
     flavor = section.get("fp8_dtype_flavor")
     _require(
         flavor in (None, FLAVOR),

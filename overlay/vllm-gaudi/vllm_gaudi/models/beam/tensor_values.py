@@ -17,6 +17,8 @@ def role_of(name: str) -> str:
     """The role a tensor of this name has, as far as its values are checked; E4M3 and plain matrices alike."""
     if name.endswith("_scale"):
         return "scale"
+    if ".mlp.gate." in name:
+        return "router"
     return "matrix" if name.endswith("_proj.weight") else "plain"
 
 
@@ -39,6 +41,10 @@ def check_values(name: str, role: str, tensor: torch.Tensor, error: type[ValueEr
     low, high = (edge.item() for edge in tensor.aminmax())
     if not (math.isfinite(low) and math.isfinite(high)):
         raise error(f"{name}: holds NaN or infinity; the file is damaged, fetch it again")
+    most = torch.finfo(torch.float32).max / 2 if role == "router" else torch.finfo(torch.bfloat16).max
+    if role in ("plain", "router") and max(-low, high) > most:
+        largest = low if -low > high else high
+        raise error(f"{name}: holds {largest:g}, which overflows in use; the file is damaged, fetch it again")
     if role == "packed_scale" and high == E8M0_NAN:
         raise error(f"{name}: holds scale byte {E8M0_NAN} (NaN); the file is damaged, fetch it again")
     if role != "scale":

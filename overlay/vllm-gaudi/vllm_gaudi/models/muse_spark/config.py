@@ -17,7 +17,6 @@ from vllm_gaudi.models.config_values import (
     check_dtype,
     check_fixed,
     check_token_ids,
-    check_whole,
     drop_idle,
     refuse_unknown,
     require,
@@ -27,12 +26,9 @@ from vllm_gaudi.models.config_values import (
 from vllm_gaudi.models.judged_config import JudgedConfig
 from vllm_gaudi.models.muse_spark.config_checks import (
     ARCHITECTURE,
-    FULL,
     MODEL,
     SLIDING,
     SYNONYMS,
-    WHOLE,
-    check_rope,
     judge,
 )
 
@@ -88,17 +84,8 @@ class MuseSparkTextConfig(JudgedConfig):
     def __post_init__(self, **kwargs) -> None:
         kwargs = drop_idle(self, kwargs)
         self.dtype = check_dtype(MODEL, self.dtype, kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
-        check_whole(self, WHOLE)
         if self.rope_parameters is None:
             self.rope_parameters = {"rope_type": "default", "rope_theta": 500000.0}
-        every_fourth = [(self.num_hidden_layers - 1 - i) % 4 == 0 for i in range(self.num_hidden_layers)]
-        if self.layer_types is None:
-            self.layer_types = [FULL if last else SLIDING for last in every_fourth]
-        if self.layer_rope_theta is None:
-            theta = check_rope(self.rope_parameters)
-            self.layer_rope_theta = [0 if last else theta for last in every_fourth]
-        if self.mlp_layer_types is None:
-            self.mlp_layer_types = ["sparse"] * self.num_hidden_layers
         super().__post_init__(**self.judge(kwargs))
 
     def judge(self, beside: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +107,11 @@ class MuseSparkTextConfig(JudgedConfig):
     def is_sparse(self, layer: int) -> bool:
         """Whether `layer` has experts."""
         return self.mlp_layer_types[layer] == "sparse"
+
+
+def _text_fields() -> set[str]:
+    """Fields that the text config alone has."""
+    return MuseSparkTextConfig.__dataclass_fields__.keys() - JudgedConfig.__dataclass_fields__.keys()
 
 
 class MuseSparkConfig(JudgedConfig):
@@ -160,8 +152,7 @@ class MuseSparkConfig(JudgedConfig):
         check_architecture(self, ARCHITECTURE, MODEL)
         check_fixed(self, {"tie_word_embeddings": False}, MODEL)
         check_token_ids(self, beside, ("image_token_id", "video_token_id", "audio_token_id"))
-        texts = MuseSparkTextConfig.__dataclass_fields__.keys() - JudgedConfig.__dataclass_fields__.keys()
-        for name in ((SYNONYMS.keys() | texts) & beside.keys()) - set(TOKEN_IDS):
+        for name in ((SYNONYMS.keys() | _text_fields()) & beside.keys()) - set(TOKEN_IDS):
             meant = getattr(text, name, SYNONYMS.get(name))
             require(
                 beside[name] is None or beside[name] == meant,
@@ -171,7 +162,7 @@ class MuseSparkConfig(JudgedConfig):
 
     def update(self, config_dict: dict[str, Any]) -> None:
         """See `JudgedConfig.update`; what the file does not hold and no class declares is refused too."""
-        known = vars(self).keys() | self.__dataclass_fields__.keys()
+        known = vars(self).keys() | self.__dataclass_fields__.keys() | _text_fields()
         with said_in(OVERRIDE):
             refuse_unknown({k: v for k, v in config_dict.items() if k not in known}, SYNONYMS, MODEL)
         super().update(config_dict)

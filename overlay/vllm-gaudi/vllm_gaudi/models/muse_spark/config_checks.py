@@ -10,10 +10,12 @@ from vllm_gaudi.models.config_values import (
     check_length,
     check_range,
     check_whole,
+    drop_same_theta,
     is_number,
     refuse_unknown,
     require,
     shown,
+    whole_rotation,
 )
 
 MODEL, ARCHITECTURE = "Muse Spark", "MuseSparkForConditionalGeneration"
@@ -28,6 +30,7 @@ SYNONYMS = {
     "use_sliding_window": True,
     "use_qk_norm": True,
     "qk_layernorm": True,
+    "partial_rotary_factor": 1.0,
 }
 WHOLE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -64,8 +67,10 @@ def judge(config, beside: dict[str, Any]) -> dict[str, Any]:
         ConfigError: naming the field, its value and what is possible.
     """
     check_common(config, beside, MODEL)
-    kept = refuse_unknown(beside, SYNONYMS, MODEL)
     check_whole(config, WHOLE)
+    theta = check_rope(config.rope_parameters)
+    _fill_layers(config, theta)
+    kept = refuse_unknown(drop_same_theta(beside, theta), SYNONYMS, MODEL)
     for name, limits in RANGES.items():
         check_range(name, getattr(config, name), limits)
     check_fixed(config, FIXED, MODEL)
@@ -75,7 +80,6 @@ def judge(config, beside: dict[str, Any]) -> dict[str, Any]:
     routes, experts = config.num_experts_per_tok, config.num_local_experts
     require(routes <= experts, f"num_experts_per_tok {routes} exceeds num_local_experts {experts}")
     check_layer_lists(config, LAYER_KINDS)
-    theta = check_rope(config.rope_parameters)
     # Implementations disagree whether a layer's own theta or the global one counts; they agree when both are equal.
     for layer, value in enumerate(check_length(config, "layer_rope_theta")):
         good = is_number(value) and value in (0, theta)
@@ -83,12 +87,23 @@ def judge(config, beside: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _fill_layers(config, theta: float) -> None:
+    """Lists that are left out: every fourth layer, counted from the last, attends in full and without RoPE."""
+    every_fourth = [(config.num_hidden_layers - 1 - i) % 4 == 0 for i in range(config.num_hidden_layers)]
+    if config.layer_types is None:
+        config.layer_types = [FULL if last else SLIDING for last in every_fourth]
+    if config.layer_rope_theta is None:
+        config.layer_rope_theta = [0 if last else theta for last in every_fourth]
+    if config.mlp_layer_types is None:
+        config.mlp_layer_types = ["sparse"] * config.num_hidden_layers
+
+
 def check_rope(rope: Any) -> float:
     """The theta of the single RoPE. Raises ConfigError for another RoPE, or none."""
     require(isinstance(rope, dict), f"rope_parameters must give rope_theta, found {shown(rope)}")
     kind, theta = rope.get("rope_type", "default"), rope.get("rope_theta")
     require(kind == "default", f"rope_type {shown(kind)} is not Muse Spark's, only 'default' is")
-    extra = sorted(set(rope) - {"rope_type", "rope_theta"}, key=str)
+    extra = sorted(set(rope) - {"rope_type", "rope_theta"} - whole_rotation(rope), key=str)
     require(not extra, f"rope_parameters has unknown entries {shown(extra)}")
     check_range("rope_parameters.rope_theta", theta, THETA)
     return theta

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a Muse Spark checkpoint must contain (text part), by its own names, and a check-off list for one load."""
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,10 @@ from vllm_gaudi.models.muse_spark.placement import GROUP
 PREFIXES = ("model.language_model.", "model.", "")
 SKIPPED = ("vision_tower.", "vision_adapter.", "vision_projection.", "audio_tower.")
 EXPERTS = ".mlp.experts."
+# Buffers of training and of other servers, which hold nothing of the model: RoPE tables and token counts of experts.
+BUFFERS = re.compile(
+    r".*\.(?:(?:original_)?inv_freq|(?:cos|sin)_cached|(?:num_)?tokens_per_expert|expert_token_counts?)"
+)
 
 
 class MuseCheckpointError(BeamCheckpointError):
@@ -30,7 +35,7 @@ class PackedExpected(Expected):
 
 def text_name(name: str) -> str | None:
     """The name within this model (`model....` or `lm_head.weight`); None for a part that is not served."""
-    if any(name.removeprefix("model.").startswith(part) for part in SKIPPED):
+    if any(name.removeprefix("model.").startswith(part) for part in SKIPPED) or BUFFERS.fullmatch(name):
         return None
     if name.startswith("lm_head."):
         return name
@@ -97,6 +102,6 @@ class MuseInventory(Inventory):
     @staticmethod
     def _mistyped(name: str, want: Expected, dtype: torch.dtype) -> str:
         found = str(dtype).removeprefix("torch.")
-        if want.role in ("plain", "matrix"):
+        if want.role in ("plain", "matrix", "router"):
             return f"{name}: stored as {found}, but its module is not quantised, so it must be BF16"
         return f"{name}: stored as {found}, but quantization_config says MXFP4; add it to exclude"

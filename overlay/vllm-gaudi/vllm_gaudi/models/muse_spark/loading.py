@@ -57,7 +57,10 @@ def checked_tensors(
     inventory.finish()
     census = ", ".join(f"{n} {str(dtype).removeprefix('torch.')}" for dtype, n in inventory.dtypes.most_common())
     logger.info_once(
-        "Muse Spark checkpoint: %d tensors (%s), %d of vision and audio skipped", len(inventory.seen), census, skipped
+        "Muse Spark checkpoint: %d tensors (%s), %d of vision, audio and buffers skipped",
+        len(inventory.seen),
+        census,
+        skipped,
     )
 
 
@@ -67,8 +70,8 @@ def check_values(name: str, part: torch.Tensor) -> None:
     Raises:
         MuseCheckpointError: the E8M0 byte for NaN, or a value beside the matrices that is not finite.
     """
-    if role_of(name) == "plain":
-        check_damage(name, "plain", part, MuseCheckpointError)
+    if (role := role_of(name)) in ("plain", "router"):
+        check_damage(name, role, part, MuseCheckpointError)
     elif name.endswith("_scale") and part.numel():
         low, high = (int(edge) for edge in part.aminmax())
         if high == NAN:
