@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import jinja2
 import pytest
+from served_turns import MUSE_TEMPLATE
 from turn_harness import request_of
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.chat_prompt.effort import SCALE, EffortLevels, map_effort, nearest
@@ -204,6 +206,19 @@ def test_renderer_prepares_the_prompt():
     messages, _ = rendered("beam", {}, [call('{"city": "Par', reasoning_content="r")])
     assert messages[0]["reasoning"] == "r"
     assert messages[0]["tool_calls"][0]["function"]["arguments"] == {"city": "Par"}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["top level", "template arguments"])
+def test_muse_prompts_differ_in_the_line_of_the_effort(inside):
+    """The effort was lost on its way to the template."""
+
+    def prompt(effort):
+        given = {"reasoning_effort": effort}
+        messages, arguments = rendered("muse_spark", {"chat_template_kwargs": given} if inside else given)
+        return jinja2.Template(MUSE_TEMPLATE).render(messages=messages, **arguments)
+
+    low, high = prompt("low"), prompt("high")
+    assert low.replace("Reasoning strength: low.", "Reasoning strength: high.") == high != low
 
 
 def test_renderer_notes_the_template():

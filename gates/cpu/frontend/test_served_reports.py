@@ -64,6 +64,17 @@ def test_odd_efforts_are_a_400_that_names_them(served, value):
         assert (status, "reasoning_effort" in json.dumps(answer)) == (400, True), answer
 
 
+def test_sampling_of_the_checkpoint_is_the_default(served):
+    """Its generation_config.json says 0.7 and 0.99; greedy decoding is another text."""
+
+    def text(**given):
+        status, answer = chat(served, seed=11, max_tokens=24, thinking_token_budget=20, logit_bias=None, **given)
+        assert status == 200, answer
+        return answer["choices"][0]["message"]["reasoning"]
+
+    assert text() == text(temperature=0.7, top_p=0.99) != text(temperature=0)
+
+
 def test_three_apis_give_the_same_call(served):
     """One prompt, greedily, through each API."""
     _, first = chat(served, temperature=0, tools=TOOLS, tool_choice=NOOP, logit_bias=None)
