@@ -77,10 +77,10 @@ def test_sampling_of_the_checkpoint_is_the_default(served):
 
 def test_three_apis_give_the_same_call(served):
     """One prompt, greedily, through each API."""
-    _, first = chat(served, temperature=0, tools=TOOLS, tool_choice=NOOP, logit_bias=None)
+    _, first = chat(served, temperature=0, max_tokens=200, tools=TOOLS, tool_choice=NOOP, logit_bias=None)
     (call,) = first["choices"][0]["message"]["tool_calls"]
     flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
-    asked = {"input": "Hi", "temperature": 0, "max_output_tokens": 60, "thinking_token_budget": 2}
+    asked = {"input": "Hi", "temperature": 0, "max_output_tokens": 200, "thinking_token_budget": 2}
     status, second = post(
         served, "/v1/responses", tools=flat, tool_choice={"type": "function", "name": "noop"}, **asked
     )
@@ -90,9 +90,10 @@ def test_three_apis_give_the_same_call(served):
         tool["description"] = source["description"]
     think = {"type": "enabled", "budget_tokens": 2}
     choice = {"type": "tool", "name": "noop"}
-    asked = {"messages": USER, "temperature": 0, "max_tokens": 60, "thinking": think}
+    asked = {"messages": USER, "temperature": 0, "max_tokens": 200, "thinking": think}
     status, third = post(served, "/v1/messages", tools=named, tool_choice=choice, **asked)
     assert status == 200, third
+    assert {item["type"] for item in second["output"]} == {"reasoning", "function_call"}, second
     items = {item["type"]: item for item in second["output"]}
     blocks = {block["type"]: block for block in third["content"]}
     reasoning = first["choices"][0]["message"]["reasoning"]
@@ -147,7 +148,7 @@ def test_choices_of_one_stream_do_not_mix(served):
 
 
 def test_token_limit_inside_the_thinking(served):
-    choice = served.chat(extra={"thinking_token_budget": None, "logit_bias": None}, max_tokens=16).choices[0]
+    choice = served.chat(extra={"thinking_token_budget": None, "logit_bias": None}, max_tokens=40).choices[0]
     assert choice.finish_reason == "length"
     assert choice.message.reasoning
     assert not choice.message.content
