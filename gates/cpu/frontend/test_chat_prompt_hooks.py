@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import jinja2
 import pytest
 from served_turns import MUSE_TEMPLATE
 from turn_harness import request_of
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.openai.responses.utils import construct_tool_dicts
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.chat_prompt.effort import SCALE, EffortLevels, map_effort, nearest
 from vllm.parser.chat_prompt.history import mapping, prepared
@@ -149,6 +152,22 @@ def test_muse_tools_have_what_the_template_writes():
         "description": "",
         "parameters": {"type": "object", "properties": {}},
     }
+
+
+@pytest.mark.parametrize("model", ["beam", "muse_spark"])
+@pytest.mark.parametrize("extra", [{}, {"strict": True}], ids=["plain", "strict"])
+def test_one_tool_is_one_prompt_through_each_api(model, extra):
+    """A template that writes a tool's function as JSON wrote the Responses API's type and unset options, too."""
+    function = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, **extra}
+    chat = [{"type": "function", "function": function}]
+    asked = request_of({"tools": chat}, None)
+    flat = ResponsesRequest(model="m", input="Hi", tools=[{"type": "function", "strict": None, **function}])
+    written = []
+    for tools in ([tool.model_dump() for tool in asked.tools], construct_tool_dicts(flat.tools, "auto")):
+        params = ChatParams(chat_template_kwargs={"tools": tools})
+        _, params = prepare_prompt(bare(model), SimpleNamespace(), [], params)
+        written.append(json.dumps(params.chat_template_kwargs["tools"]))
+    assert written[0] == written[1] == json.dumps(chat)
 
 
 def test_other_models_are_left_alone():

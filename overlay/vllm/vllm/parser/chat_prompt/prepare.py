@@ -51,10 +51,22 @@ def prepare_prompt(renderer: Any, request: Any, messages: list[Any], chat_params
         return messages, chat_params
     asked = getattr(request, "chat_template_kwargs", None) or {}
     kwargs = map_effort(chat_params.chat_template_kwargs or {}, profile.effort, "enable_thinking" in asked)
-    if profile.full_tools and kwargs.get("tools"):
-        kwargs["tools"] = [_full(tool) for tool in kwargs["tools"]]
+    if kwargs.get("tools"):
+        tools = [_as_in_chat(tool) for tool in kwargs["tools"]]
+        kwargs["tools"] = [_full(tool) for tool in tools] if profile.full_tools else tools
     messages = prepared(messages, split_calls=profile.split_calls)
     return messages, replace(chat_params, chat_template_kwargs=kwargs)
+
+
+def _as_in_chat(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool as chat completions describe it, so that one tool is one prompt through every API: the Responses API puts
+    its own type and unset options beside the name."""
+    given = tool.get("function")
+    if not isinstance(given, Mapping):
+        return tool
+    function = {name: given.get(name) for name in ("name", "description", "parameters")}
+    function |= {name: value for name, value in given.items() if name not in ("type", *function) and value is not None}
+    return {**tool, "function": function}
 
 
 def _full(tool: Mapping[str, Any]) -> Mapping[str, Any]:
