@@ -54,6 +54,16 @@ def test_a_usual_turn_by_chunks(name, size):
     assert sent(reader(name), chunks) == read_at_once(name, chunks)
 
 
+@pytest.mark.parametrize("body", ["<", "<<", "\n<", "a<", "\n"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_two_delimiters_that_might_begin_next_to_each_other(name, body):
+    """Found by fuzzing: a value without its closer, whose last character might have begun it."""
+    opener = '<atem:invoke name="search"><atem:parameter name="filters">' if name == "muse" else ""
+    head = f" to=search<|message|>{opener}" if name == "muse" else f' to=search{CALL}<rfl:parameter name="filters">\n'
+    text = head + body + ("<|eom|>" if name == "muse" else "<|end|><|start|>assistant")
+    assert sent(reader(name), list(text)) == read_at_once(name, list(text))
+
+
 def test_a_wait_that_forgets_what_was_read_is_seen(monkeypatch):
     """The control: a delimiter whose first half was read before the wait would be sent late."""
     plain = SteadyTurn.plain

@@ -71,7 +71,8 @@ class SteadyTurn:
                 self._carry = ""
         else:
             start = match.start()
-            if (half := text[start:]) not in halves:
+            # A value's reader holds back what could begin its end, up to where the region's end might begin.
+            if (half := text[start:]) not in halves or text[start - 1 : start] in halves:
                 return None
             self._carry, text = half, text[:start]
         if not text:
