@@ -71,10 +71,11 @@ def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
 def _functional(operator: Any, args: tuple, kwargs: dict) -> None:
     """One of torch's functional collectives is about to run; its argument is the input, so the output is computed."""
     name = operator._schema.name.rpartition("::")[2].rstrip("_")
+    names = [argument.name for argument in operator._schema.arguments]
     tensors = _tensors_on_card(args)
-    if name == "wait_tensor" or not tensors:
+    if "group_name" not in names or not tensors:  # waiting and wrapping move nothing between ranks
         return
-    values = dict(zip((argument.name for argument in operator._schema.arguments), args, strict=False)) | kwargs
+    values = dict(zip(names, args, strict=False)) | kwargs
     size = int(values.get("group_size", 1))
     nbytes = _bytes(tensors)
     nbytes = nbytes * size if name.startswith("all_gather") else nbytes // size

@@ -37,15 +37,26 @@ class Block:
     __slots__ = ("nbytes",)
 
     def __init__(self, nbytes: int) -> None:
-        global _allocated, _peak, allocations
+        global allocations
         self.nbytes = 0  # what the destructor gives back when a hook or the limit refuses
         for hook in pressure_hooks:
             hook(nbytes, memory_allocated())
-        self.nbytes = 0
         if _native is not None:
             _native.book(nbytes)
             self.nbytes = nbytes
             return
+        self._book(nbytes)
+        allocations += 1
+
+    def resize(self, nbytes: int) -> None:
+        """The storage now has `nbytes`; raises like a new one when they do not fit."""
+        if nbytes > self.nbytes:
+            for hook in pressure_hooks:
+                hook(nbytes - self.nbytes, memory_allocated())
+        self._book(nbytes - self.nbytes)
+
+    def _book(self, nbytes: int) -> None:
+        global _allocated, _peak
         limit = settings().memory_bytes
         with _lock:
             if _allocated + nbytes > limit:
@@ -53,9 +64,8 @@ class Block:
                     f"emulated HPU out of memory: asked for {nbytes} bytes with {_allocated} of {limit} in use; "
                     "lower gpu_memory_utilization or raise HPUSIM_MEM_GIB"
                 )
-            self.nbytes = nbytes
+            self.nbytes += nbytes
             _allocated += nbytes
-            allocations += 1
             if _allocated > _peak:
                 _peak = _allocated
 

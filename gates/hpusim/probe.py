@@ -33,6 +33,15 @@ def inside_graph() -> Iterator[None]:
         _state.graph = before
 
 
+def host_read(op: str) -> None:
+    """The host asks for a value of the device; RuntimeError inside a captured graph, where there is none yet."""
+    if getattr(_state, "graph", False):
+        raise RuntimeError(
+            f"{op} at {caller()}: the host cannot read a device value inside a captured HPU graph; read it outside the "
+            "wrapped module, or call the module with bypass_hpu_graphs=True"
+        )
+
+
 def emit(kind: str, nbytes: int = 0, **info: Any) -> None:
     """Report one event of `kind`; `nbytes` is the payload size where there is one."""
     if getattr(_state, "graph", False):

@@ -7,6 +7,9 @@ alive with the storage, so views share the mark and it vanishes with the last vi
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +18,24 @@ from gates.hpusim.memory import Block
 
 _ATTRIBUTE = "_hpusim_block"
 _PINNED = "_hpusim_pinned"
+_ALIAS = object()  # the mark of a stand-in for a device tensor: lives there, books nothing
+
+
+class _State(threading.local):
+    unbooked = 0
+
+
+_state = _State()
+
+
+@contextmanager
+def unbooked() -> Iterator[None]:
+    """What this thread makes inside is no device tensor, whatever device it names."""
+    _state.unbooked += 1
+    try:
+        yield
+    finally:
+        _state.unbooked -= 1
 
 
 def _storage(tensor: torch.Tensor) -> Any | None:
@@ -34,9 +55,26 @@ def is_device(tensor: torch.Tensor) -> bool:
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
     """Mark the storage of `tensor` as device memory, book its bytes, return `tensor`."""
+    if _state.unbooked:
+        return tensor
     storage = _storage(tensor)
     if storage is not None and storage.device.type == "cpu" and getattr(storage, _ATTRIBUTE, None) is None:
         setattr(storage, _ATTRIBUTE, Block(storage.nbytes()))
+    return tensor
+
+
+def rebook(tensor: torch.Tensor) -> None:
+    """Book what an operator made of the storage it was given: `resize_` and `out=` may have grown it."""
+    storage = _storage(tensor)
+    block = None if storage is None else getattr(storage, _ATTRIBUTE, None)
+    if isinstance(block, Block) and block.nbytes != storage.nbytes():
+        block.resize(storage.nbytes())
+
+
+def alias(tensor: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """Let `tensor`, which the emulation made, stand for `of`: on the device when that is, without memory of its own."""
+    if tensor is not of and is_device(of) and not is_device(tensor):
+        setattr(tensor.untyped_storage(), _ATTRIBUTE, _ALIAS)
     return tensor
 
 

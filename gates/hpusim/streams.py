@@ -94,9 +94,11 @@ class Event:
         return True
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds between two recorded events; RuntimeError when either was made without timing."""
+        """Milliseconds between two recorded events; RuntimeError when either has no timing or was not recorded."""
         if not (self.enable_timing and end_event.enable_timing):
             raise RuntimeError("elapsed_time needs both events made with enable_timing=True")
+        if self.recorded_on is None or end_event.recorded_on is None:
+            raise RuntimeError("elapsed_time needs both events recorded first")
         return (end_event.recorded_at - self.recorded_at) * 1e3
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gates.hpusim import probe
-from gates.hpusim.residency import is_device, to_device
+from gates.hpusim.residency import is_device, rebook, to_device, unbooked
 from gates.hpusim.settings import settings
 
 
@@ -41,6 +41,10 @@ def is_paused() -> bool:
     return _state.paused > 0
 
 
+# `Tensor.item()`, `int()`, `bool()`: a copy to the host, no work of the device. Under inference_mode they arrive whole.
+READS = frozenset(
+    {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default}
+)
 # A host index (a Python list, say) into a device tensor is legal: torch copies it over first.
 INDEXING = frozenset({torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default})
 
@@ -63,6 +67,22 @@ def paused() -> Iterator[None]:
         yield
     finally:
         _state.paused -= 1
+
+
+@contextmanager
+def inside_kernel() -> Iterator[None]:
+    """The arithmetic of what the device has as one kernel: no operators, no copies, no memory but the results."""
+    with paused(), unbooked():
+        yield
+
+
+def performed(func: Any, args: tuple, out: torch.Tensor) -> None:
+    """Book and report one operator of the device whose arithmetic ran out of sight."""
+    if _state.paused:
+        return
+    to_device(out)
+    for hook in op_hooks:
+        hook(func, args, {}, out)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -103,20 +123,33 @@ class Tracker(TorchDispatchMode):
             (out,) if isinstance(out, torch.Tensor) else tuple(_tensors(out)) if isinstance(out, (list, tuple)) else ()
         )
         for tensor in outputs:
-            if not any(tensor is given for given in inputs):
-                to_device(tensor)
-        if probe.listeners and _syncs(func, kwargs, inputs, on_device):
-            probe.emit("sync", op=func.name(), caller=probe.caller())
-            if func.name() == "aten::_local_scalar_dense":
-                probe.emit("d2h", inputs[0].element_size(), blocking=True, caller=probe.caller())
+            (rebook if any(tensor is given for given in inputs) else to_device)(tensor)
+        if _reads_value(func):
+            probe.host_read(func.name())
+        waits = bool(probe.listeners) and _syncs(func, kwargs, inputs, on_device)
+        if waits and func in INDEXING:  # the mask is read before the operator can run
+            _sync(func, inputs)
         for hook in op_hooks:
             hook(func, args, kwargs, out)
+        if waits and func not in INDEXING:
+            _sync(func, inputs)
         return out
+
+
+def _sync(func: Any, inputs: list[torch.Tensor]) -> None:
+    probe.emit("sync", op=func.name(), caller=probe.caller())
+    if func in READS:
+        probe.emit("d2h", inputs[0].element_size(), blocking=True, caller=probe.caller())
+
+
+@cache
+def _reads_value(func: Any) -> bool:
+    return func in READS or (func not in _NOT_READ and torch.Tag.data_dependent_output in func.tags)
 
 
 @cache
 def _read_by_host(func: Any) -> bool:
-    return func not in _NOT_READ and bool(_WAITED_FOR & set(func.tags))
+    return func in READS or (func not in _NOT_READ and bool(_WAITED_FOR & set(func.tags)))
 
 
 def _syncs(func: Any, kwargs: dict, inputs: list[torch.Tensor], on_device: list[bool]) -> bool:

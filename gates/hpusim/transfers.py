@@ -7,10 +7,12 @@ A move always makes new storage, as on hardware; each is reported with its bytes
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import _tensor_str
 from torch._guards import TracingContext
 
 from gates.hpusim import probe, tracker
@@ -26,6 +28,8 @@ def moved(destination: torch.Tensor, source: torch.Tensor, to_hpu: bool, non_blo
     """Report one copy between host and device, and let the fault models at it."""
     if tracker.is_paused():
         return
+    if not to_hpu and not non_blocking:
+        probe.host_read("copy to host")
     if probe.listeners:
         kind = "h2d" if to_hpu else "d2h"
         nbytes = source.numel() * source.element_size()
@@ -104,15 +108,74 @@ def _host_read(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_real(self) and is_device(self):
-            if probe.listeners and not tracker.is_paused():
-                probe.emit("d2h", self.numel() * self.element_size(), blocking=True, caller=probe.caller())
-                probe.emit("sync", op=name, caller=probe.caller())
-            with tracker.paused():
-                return original(self, *args, **kwargs)
-        return original(self, *args, **kwargs)
+        if not (_is_real(self) and is_device(self)) or tracker.is_paused():
+            return original(self, *args, **kwargs)
+        probe.host_read(name)
+        _read(self.numel() * self.element_size(), name)
+        with tracker.paused():
+            return original(self, *args, **kwargs)
 
     return read
+
+
+def _read(nbytes: int, name: str) -> None:
+    if probe.listeners:
+        probe.emit("d2h", nbytes, blocking=True, caller=probe.caller())
+        probe.emit("sync", op=name, caller=probe.caller())
+
+
+def _repr(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Printing reads the values that are shown."""
+
+    @functools.wraps(original)
+    def tensor_repr(self: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+        if tracker.is_paused() or not (_is_real(self) and is_device(self)) or self.is_meta:
+            return original(self, *args, **kwargs)
+        with tracker.paused():
+            if probe.listeners:
+                shown = self.detach()
+                if self.numel() > _tensor_str.PRINT_OPTS.threshold:
+                    shown = _tensor_str.get_summarized_data(shown)
+                probe.emit("tensor_repr", source=probe.source())
+                _read(shown.numel() * shown.element_size(), "repr")
+            return original(self, *args, **kwargs)
+
+    return tensor_repr
+
+
+class _Saving(threading.local):
+    storages: set[int] | None = None  # those `torch.save` has read so far
+
+
+_saving = _Saving()
+
+
+def _save(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        before, _saving.storages = _saving.storages, set()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _saving.storages = before
+
+    return save
+
+
+def _reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.save` copies the whole storage of a tensor to the host, once however many tensors share it."""
+
+    @functools.wraps(original)
+    def reduce(self: torch.Tensor, protocol: Any) -> Any:
+        if _saving.storages is not None and _is_real(self) and is_device(self):
+            storage = self.untyped_storage()
+            if storage._cdata not in _saving.storages:
+                _saving.storages.add(storage._cdata)
+                probe.host_read("torch.save")
+                _read(storage.nbytes(), "torch.save")
+        return original(self, protocol)
+
+    return reduce
 
 
 def _refuse(original: Callable[..., Any], what: str = "numpy") -> Callable[..., Any]:
@@ -130,8 +193,12 @@ def _refuse(original: Callable[..., Any], what: str = "numpy") -> Callable[..., 
 def _deepcopy(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def deepcopy(self: torch.Tensor, memo: dict) -> Any:
-        out = original(self, memo)
-        return to_device(out) if _is_real(self) and is_device(self) else out
+        if not (_is_real(self) and is_device(self)) or id(self) in memo:
+            return original(self, memo)
+        with tracker.paused():  # one copy on the card, whatever torch writes it with
+            out = original(self, memo)
+        tracker.performed(torch.ops.aten.clone.default, (self,), to_device(out))
+        return out
 
     return deepcopy
 
@@ -156,6 +223,9 @@ def install() -> None:
     tensor.hpu = lambda self, device=None, non_blocking=False: self.to("hpu", non_blocking=non_blocking)
     tensor.copy_ = _copy_(tensor.copy_)
     tensor.tolist = _host_read(tensor.tolist, "tolist")
+    tensor.__repr__ = _repr(tensor.__repr__)
+    tensor.__reduce_ex__ = _reduce(tensor.__reduce_ex__)
+    torch.save = torch.serialization.save = _save(torch.save)
     tensor.numpy = _refuse(tensor.numpy)
     tensor.__array__ = _refuse(tensor.__array__)
     tensor.__dlpack__ = _refuse(tensor.__dlpack__, "DLPack")

@@ -105,3 +105,10 @@ def test_collectives(tmp_path):
     assert total.collectives == {"all_reduce bfloat16": 1, "all_reduce float32": 1}
     assert total.collective_bytes == {"all_reduce bfloat16": 16, "all_reduce float32": 12}
     assert total.collective_cuts == 1
+
+
+def test_the_functional_interface_is_one_collective(alone):
+    x = torch.ones(16, dtype=torch.bfloat16, device="hpu")
+    with meters.measure() as meter:
+        torch.distributed._functional_collectives.all_reduce(x, "sum", dist.group.WORLD) + 1
+    assert meter.total().collective_bytes == {"all_reduce bfloat16": 32}

@@ -201,7 +201,8 @@ def test_moe_reprs_are_told_from_others():
         str(x)
     total = meter.total()
     assert (total.tensor_reprs, total.moe_tensor_reprs) == (2, 1)
-    assert total.d2h.count == 0, "the emulation's own printing is not the program's copy"
+    assert (total.d2h.count, total.d2h.bytes) == (2, 16), "what is printed the host has read"
+    assert [name.split(" @ ")[0] for name in total.syncs] == ["repr", "repr"]
 
 
 def test_attention_workspace():
@@ -275,6 +276,9 @@ def test_launch_model_reproduces_the_port_pages():
     assert pytest.approx(28.7e3) == launches.MUSE_US_PER_LAUNCH * 313
     with pytest.raises(ValueError, match="no 'prefill' step"):
         launches.predict(counted, "prefill", 52)
+    for wrong in ({"layers": -3}, {"layers": 1, "us_per_launch": -1.0}):
+        with pytest.raises(ValueError, match="neither can be negative"):
+            launches.predict(counted, "decode", **wrong)
 
 
 def test_a_process_writes_its_summary_at_exit(tmp_path):

@@ -117,6 +117,8 @@ def test_streams_nest_and_events_time():
     assert first.elapsed_time(second) >= 0
     with pytest.raises(RuntimeError, match="enable_timing=True"):
         first.elapsed_time(torch.hpu.Event())
+    with pytest.raises(RuntimeError, match="recorded first"):
+        first.elapsed_time(torch.hpu.Event(enable_timing=True))
 
 
 class Doubler(torch.nn.Module):
@@ -162,6 +164,19 @@ def test_warmup_does_not_replay_and_bypass_does_not_capture():
     module.clear_cache()
     module(x)
     assert len(module.hpu_graph_cache.outputs) == 1
+
+
+@pytest.mark.parametrize("read", [lambda x: x.sum().item(), lambda x: x.tolist(), lambda x: x.cpu(), bool])
+def test_a_captured_graph_cannot_be_read(read):
+    class Reader(torch.nn.Module):
+        def forward(self, x):
+            return x * 1, read(x)
+
+    graph = htorch.hpu.wrap_in_hpu_graph(Reader())
+    x = torch.ones(1, device="hpu")
+    with pytest.raises(RuntimeError, match="the host cannot read a device value inside a captured HPU graph"):
+        graph(x)
+    assert graph(x, bypass_hpu_graphs=True)[0].tolist() == [1], "and outside it can"
 
 
 def test_only_modules_are_wrapped():

@@ -13,6 +13,8 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +28,6 @@ from gates.hpusim import memory, probe, tracker
 from gates.hpusim.meters import watch
 from gates.hpusim.meters.counts import Counts
 from gates.hpusim.meters.meter import Meter
-from gates.hpusim.residency import is_device
 
 _FLUSH_SECONDS = 1.0
 
@@ -35,21 +36,10 @@ def _attach(meter: Meter) -> Callable[[], None]:
     """Start counting; returns what stops it."""
     probe.listeners.append(meter)
     tracker.op_hooks.append(meter.on_op)
-    original = torch.Tensor.__repr__
-
-    def counted_repr(self: torch.Tensor, *args: Any, **kwargs: Any) -> str:
-        if is_device(self) and not tracker.is_paused():
-            probe.emit("tensor_repr", source=probe.source())
-            with tracker.paused():
-                return original(self, *args, **kwargs)
-        return original(self, *args, **kwargs)
-
-    torch.Tensor.__repr__ = counted_repr  # type: ignore[method-assign]
 
     def detach() -> None:
         probe.listeners.remove(meter)
         tracker.op_hooks.remove(meter.on_op)
-        torch.Tensor.__repr__ = original  # type: ignore[method-assign]
 
     return detach
 
@@ -115,7 +105,7 @@ def install(path: str) -> None:
         if not meter.steps and not meter.phases:
             return  # a process that never touched the device
         target = Path(path.replace("{pid}", str(os.getpid())))
-        partial = target.with_suffix(".partial")
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
         try:
             partial.write_text(json.dumps(summary(meter)))
             partial.replace(target)
@@ -131,4 +121,22 @@ def install(path: str) -> None:
     _attach(meter)
     watch.install(meter, flush)
     atexit.register(write)
-    multiprocessing_util.Finalize(None, write, exitpriority=0)  # children that end without atexit
+    _at_end(write)
+    os.register_at_fork(after_in_child=meter.restart)
+    multiprocessing_util.register_after_fork(meter, lambda _: _at_end(write))  # it has just dropped its finalizers
+
+
+def _at_end(write: Callable[[], None]) -> None:
+    """The ends that atexit does not see: a child of multiprocessing, and a SIGTERM nobody handles."""
+    multiprocessing_util.Finalize(None, write, exitpriority=0)
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return
+
+    def terminated(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        try:
+            write()
+        finally:
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, terminated)

@@ -41,8 +41,11 @@ class Prediction:
 def predict(summary: dict[str, Any], kind: str, layers: int, us_per_launch: float = BEAM_US_PER_LAUNCH) -> Prediction:
     """Predict a step of `kind` at `layers` layers from the meter summary of a run at any layer count.
 
-    ValueError when the run has no such step, or no layer was watched (torch.compile, or no module list `layers`).
+    ValueError when the run has no such step, or no layer was watched (torch.compile, or no module list `layers`), and
+    for a negative number of layers or microseconds.
     """
+    if layers < 0 or us_per_launch < 0:
+        raise ValueError(f"predict: {layers} layers at {us_per_launch} us a launch; neither can be negative")
     steps = summary["steps"].get(kind, 0)
     watched = summary["layers"].get(kind, {})
     if not steps or not watched:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from functools import cache
 from typing import Any
 
 import torch
 
-from gates.hpusim import memory
+from gates.hpusim import memory, tracker
 from gates.hpusim.meters.counts import Counts, Transfers
 
 STEPS_KEPT = 5000
@@ -24,6 +25,10 @@ class Meter:
     """Counts everything while it is attached to `probe.listeners` and `tracker.op_hooks`."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything, as the child of a fork must: what its parent did is its parent's."""
         self.phases: dict[str, Counts] = defaultdict(Counts)
         self.steps: dict[str, int] = defaultdict(int)
         self.records: list[dict[str, Any]] = []
@@ -88,8 +93,8 @@ class Meter:
     def on_op(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         name = func.name()
         self.events += 1
-        if func.is_view or name.startswith("c10d::"):
-            return  # no work for the device; collectives are reported where they are called
+        if _no_work(func):
+            return
         self.pending += 1
         live = memory.memory_allocated()
         for counts in self.targets():
@@ -193,6 +198,13 @@ class Meter:
         for counts in self.targets():
             counts.tensor_reprs += 1
             counts.moe_tensor_reprs += "mixture_of_experts" in info["source"]
+
+
+@cache
+def _no_work(func: Any) -> bool:
+    """Shapes and storages that change hands; reads and collectives are reported where they happen."""
+    moves_none = func.is_view or torch.Tag.inplace_view in func.tags or func.overloadpacket is torch.ops.aten.set_
+    return moves_none or func in tracker.READS or func.namespace == "c10d"
 
 
 def _count_tensors(values: tuple) -> int:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import torch
 
+from gates.hpusim import tracker
+
 NAMESPACE = "hpu"
 _library: torch.library.Library | None = None
 _defined: dict[str, str] = {}
@@ -39,9 +41,18 @@ def define(schema: str, kernel: Callable, fake: Callable) -> None:
     if qualified in _defined:
         raise RuntimeError(f"{qualified} is declared twice; every overload belongs to one file of gates/hpusim/ops")
     _library.define(schema)
-    _library.impl(name, kernel, "CPU")
+    _library.impl(name, _one_kernel(kernel), "CPU")
     torch.library.register_fake(qualified, fake, lib=_library)
     _defined[qualified] = "kernel"
+
+
+def _one_kernel(kernel: Callable) -> Callable:
+    @wraps(kernel)
+    def run(*args: object, **kwargs: object) -> object:
+        with tracker.inside_kernel():
+            return kernel(*args, **kwargs)
+
+    return run
 
 
 def by_name(schema: str, kernel: Callable[[SimpleNamespace], object]) -> Callable:

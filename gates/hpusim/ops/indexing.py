@@ -14,7 +14,8 @@ from functools import cache, wraps
 import torch
 import torch.nn.functional as F
 
-from gates.hpusim.residency import is_device
+from gates.hpusim import tracker
+from gates.hpusim.residency import alias, is_device
 from gates.hpusim.settings import settings
 
 # operator -> position of (dim, index) in a call whose first argument is the tensor indexed
@@ -26,6 +27,15 @@ def wrap_negative(index: torch.Tensor, size: int) -> torch.Tensor:
     if index.dtype not in (torch.int32, torch.int64):
         return index
     return torch.where(index < 0, index + size, index)
+
+
+def _rewrite(rule: Callable[[torch.Tensor], torch.Tensor], index: torch.Tensor) -> torch.Tensor:
+    """`rule(index)` in the index's place: the device's kernel reads padding as it is, so nobody sees it rewritten."""
+    if torch.compiler.is_compiling():
+        return rule(index)
+    with tracker.inside_kernel():
+        rewritten = rule(index)
+    return alias(rewritten, index)
 
 
 def _on_host(*tensors: torch.Tensor) -> bool:
@@ -48,7 +58,8 @@ def _by_dim(original: Callable) -> Callable:
             and tensor.dim()
             and not _on_host(tensor, index)
         ):
-            index = wrap_negative(index, tensor.shape[dim])
+            rows = tensor.shape[dim]
+            index = _rewrite(lambda given: wrap_negative(given, rows), index)
             if "index" in kwargs:
                 kwargs["index"] = index
             else:
@@ -65,18 +76,29 @@ def _embedding(original: Callable) -> Callable:
             return original(input, weight, *args, **kwargs)
         # Warm-up feeds ids 0..n-1 whatever the vocabulary: the device reads some row for those past the last.
         rows = weight.shape[0]
-        return original(wrap_negative(input, rows).clamp(max=rows - 1), weight, *args, **kwargs)
+        input = _rewrite(lambda given: wrap_negative(given, rows).clamp(max=rows - 1), input)
+        return original(input, weight, *args, **kwargs)
 
     return call
 
 
 def _one_hot(original: Callable) -> Callable:
-    @wraps(original)
-    def call(tensor, num_classes=-1):
-        if num_classes < 0 or _on_host(tensor):
-            return original(tensor, num_classes)
+    def padded(tensor, num_classes):
         hot = original(tensor.clamp(min=0), num_classes)
         return hot.masked_fill_((tensor < 0).unsqueeze(-1), 0)
+
+    @wraps(original)
+    def call(tensor, num_classes=-1):
+        if _on_host(tensor) or (num_classes < 0 and (torch.compiler.is_compiling() or not tensor.numel())):
+            return original(tensor, num_classes)
+        if torch.compiler.is_compiling():
+            return padded(tensor, num_classes)
+        if num_classes < 0:
+            int(tensor.max())  # how many classes there are, the host must ask
+        with tracker.inside_kernel():
+            hot = original(tensor, num_classes) if num_classes < 0 else padded(tensor, num_classes)
+        tracker.performed(torch.ops.aten.one_hot.default, (tensor, num_classes), hot)
+        return hot
 
     return call
 
