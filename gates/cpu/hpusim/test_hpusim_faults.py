@@ -46,6 +46,9 @@ pytestmark = pytest.mark.skipif(
         ("HPUSIM_FAULT_RUN_AHEAD", "1", "expected on, unset it"),
         ("HPUSIM_FAULT_COLLECTIVE", "die,when=3", "unknown option 'when'; there are: rank, after, seconds"),
         ("HPUSIM_FAULT_RUN_AHEAD", "on,x=1", "unknown option 'x'; there are: none"),
+        ("HPUSIM_FAULT_COLLECTIVE", "slow,seconds=abc", "seconds='abc' is not a number of at least 0"),
+        ("HPUSIM_FAULT_POISON", "kv,value=zero", "value='zero', expected huge or nan"),
+        ("HPUSIM_FAULT_ATTENTION_WORKSPACE", "oom,limit=-1", "limit='-1' is not a size like 64M"),
     ],
 )
 def test_unknown_names_are_refused(name, value, message):
@@ -270,6 +273,10 @@ def test_fresh_memory_is_poisoned():
         assert (torch.zeros(4, device="hpu") == 0).all()
     with faults.enabled("POISON", "fresh"):
         assert (torch.empty(4, device="hpu") == garbage.HUGE).all()
+        assert (torch.empty_permuted((2, 3), (1, 0), device="hpu") == garbage.HUGE).all()
+        grown = torch.ones(2, device="hpu").resize_(5)
+        assert grown.tolist() == [1, 1] + [garbage.HUGE] * 3
+        assert torch.ones(2).resize_(2).tolist() == [1, 1]
     with pytest.raises(config.FaultError, match="value='low', expected huge or nan"):
         faults.start(config.parse("POISON", "fresh,value=low"))
 
@@ -366,6 +373,30 @@ def test_round_trips_inside_a_graph_are_dropped(inference):
         assert (round_trip(cut=True) == 1).all()
         assert (round_trip(change=True) == 2).all()
     assert (round_trip() == 1).all()
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_round_trips_through_views_and_promotion_are_dropped(inference):
+    x = torch.full((2, 2), 1.00001, device="hpu")
+    wide = torch.zeros(2, 2, device="hpu")
+    trips = {
+        "slice": lambda: x.bfloat16()[1:].float(),
+        "transpose": lambda: x.bfloat16().t().float(),
+        "transposed source": lambda: x.t().bfloat16()[:, 1].float(),
+        "promotion": lambda: x.bfloat16() + wide,
+        "where": lambda: torch.where(wide == 0, x.bfloat16(), wide),
+        "concatenation": lambda: torch.cat([x.bfloat16(), wide])[:2],
+        "sum": lambda: x.bfloat16()[0].sum(dtype=torch.float32) - 1.00001,
+    }
+    with torch.inference_mode(inference):
+        assert not any((call() == 1.00001).any() for name, call in trips.items() if name != "sum")
+        with faults.enabled("ROUND_TRIP", "on"):
+            for name, call in trips.items():
+                assert (call() - 1.00001).abs().max() < 1e-7, name
+            assert ((x.bfloat16() + 0) == 1).all(), "an operator on bf16 rounds"
+            part = x.bfloat16()
+            part[0] = 3
+            assert part.float().tolist() == [[3, 3], [x[0, 0].item()] * 2]
 
 
 # --- collectives -----------------------------------------------------------------------------------------------------

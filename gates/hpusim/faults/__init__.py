@@ -21,9 +21,14 @@ PURE_LANE_ONLY = ("RUN_AHEAD", "ASYNC_COPY", "ROUND_TRIP")
 
 def start(fault: config.Fault) -> Callable[[], None]:
     """Switch one model on; the result switches it off again. FaultError when the lane in use cannot show it."""
+    check(fault)
+    return import_module(f"gates.hpusim.faults.{fault.model.lower()}").start(fault)
+
+
+def check(fault: config.Fault) -> None:
+    """FaultError when the lane in use cannot show the model."""
     if settings().native and fault.model in PURE_LANE_ONLY:
         raise config.FaultError(f"{config.PREFIX}{fault.model} needs the pure-Python lane: unset HPUSIM_NATIVE")
-    return import_module(f"gates.hpusim.faults.{fault.model.lower()}").start(fault)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gates.hpusim.settings import FAULT_PREFIX as PREFIX
@@ -31,6 +31,7 @@ MODELS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "ROUND_TRIP": (("on",), {}),
     "COLLECTIVE": (("die", "hang", "slow"), {"rank": "0", "after": "0", "seconds": "1"}),
 }
+JUNK = ("huge", "nan")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -68,8 +69,19 @@ class Fault:
         return int(digits) * unit
 
 
+def _junk(fault: Fault, name: str) -> None:
+    if fault.options[name] not in JUNK:
+        raise FaultError(f"{PREFIX}{fault.model}: {name}={fault.options[name]!r}, expected {' or '.join(JUNK)}")
+
+
+# option -> what reads it, and refuses what it cannot read
+_READ: dict[str, Callable[[Fault, str], object]] = {
+    "limit": Fault.size, "value": _junk, "rank": Fault.number, "after": Fault.number, "seconds": Fault.number,
+}  # fmt: skip
+
+
 def parse(model: str, text: str) -> Fault:
-    """The fault that `HPUSIM_FAULT_<model>=<text>` switches on."""
+    """The fault that `HPUSIM_FAULT_<model>=<text>` switches on; FaultError names what is wrong with it."""
     if model not in MODELS:
         raise FaultError(f"{PREFIX}{model} is not a fault model; there are {', '.join(PREFIX + m for m in MODELS)}")
     kinds, defaults = MODELS[model]
@@ -83,7 +95,10 @@ def parse(model: str, text: str) -> Fault:
             known = ", ".join(defaults) or "none"
             raise FaultError(f"{PREFIX}{model}: unknown option {name!r}; there are: {known}")
         options[name] = value
-    return Fault(model, kind, options)
+    fault = Fault(model, kind, options)
+    for name in options:
+        _READ[name](fault, name)
+    return fault
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> list[Fault]:
