@@ -40,7 +40,22 @@ def _refused(name: str, original: Any) -> Any:
     return type(name, (original,), {"__new__": refuse}) if isinstance(original, type) else refuse
 
 
+def _refuse_autocast(original: Any) -> Any:
+    @functools.wraps(original)
+    def init(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        if enabled and device_type == "hpu":
+            raise NotImplementedError(
+                "torch.autocast('hpu') is not emulated, it would change nothing: cast the tensors, or enabled=False"
+            )
+        original(self, device_type, dtype, enabled, cache_enabled)
+
+    return init
+
+
 def install() -> None:
+    torch.autocast.__init__ = _refuse_autocast(torch.autocast.__init__)
     api = torch.accelerator
     replacements: dict[str, Any] = {
         "is_available": runtime.is_available,

@@ -154,11 +154,12 @@ def install() -> None:
     original_load = torch.load
 
     @functools.wraps(original_load)
-    def load(*args: Any, map_location: Any = None, **kwargs: Any) -> Any:
-        if map_location is not None and is_hpu(map_location):
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        places = map_location.values() if isinstance(map_location, dict) else (map_location,)
+        if any(is_hpu(place) for place in places):
             raise NotImplementedError(
                 "torch.load(map_location='hpu') is not emulated: load on the host, then .to('hpu')"
             )
-        return original_load(*args, map_location=map_location, **kwargs)
+        return original_load(f, map_location, *args, **kwargs)
 
     torch.load = load

@@ -4,14 +4,48 @@
 from __future__ import annotations
 
 _loaded = False
+_failure: BaseException | None = None
 
 
 def load() -> None:
-    """Idempotent. HPUSIM_OFF=1 leaves the process alone."""
-    global _loaded
+    """Idempotent. HPUSIM_OFF=1 leaves the process alone.
+
+    A wrong setting stops it before anything is changed, so a corrected one can follow. After any other failure the
+    process is half emulated: every further call raises RuntimeError from that failure.
+    """
+    global _loaded, _failure
     if _loaded:
         return
-    _loaded = True
+    if _failure is not None:
+        raise RuntimeError(
+            "the emulated Gaudi failed while it was switched on in this process: start a new one"
+        ) from _failure
+    _check()
+    _loaded = True  # what is imported below may come back here
+    try:
+        _install()
+    except BaseException as error:
+        _loaded, _failure = False, error
+        raise
+
+
+def _check() -> None:
+    """ValueError for a variable whose value is wrong."""
+    from gates.hpusim.settings import settings, switched_off
+
+    if switched_off():
+        return
+    from gates.hpusim import faults
+    from gates.hpusim.faults import config
+    from gates.hpusim.ops import window
+
+    settings()
+    window.convention()
+    for fault in config.from_environment():
+        faults.check(fault)
+
+
+def _install() -> None:
     from gates.hpusim import vision
     from gates.hpusim.settings import settings, switched_off
 

@@ -30,6 +30,7 @@ from functools import cache
 from pathlib import Path
 
 GIB = 1 << 30
+_LARGEST = 1 << 20  # of any number: a pebibyte, a million cards
 PREFIX = "HPUSIM_"
 FAULT_PREFIX = "HPUSIM_FAULT_"
 NAMES = ("HW", "MEM_GIB", "DEVICES", "TRACK", "METERS", "MIX", "NATIVE", "NATIVE_CACHE", "FSDPA_WINDOW", "OFF")
@@ -69,9 +70,11 @@ def _number(name: str, default: str, lowest: float, whole: bool = False) -> floa
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value >= lowest) or (whole and value != int(value)):
+    if not lowest <= value <= _LARGEST or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"
-        raise ValueError(f"{name}={text!r}: expected {kind} of at least {lowest:g}; unset it for {default}")
+        raise ValueError(
+            f"{name}={text!r}: expected {kind} of at least {lowest:g} and at most {_LARGEST}; unset it for {default}"
+        )
     return value
 
 

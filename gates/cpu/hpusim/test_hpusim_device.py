@@ -180,6 +180,7 @@ def test_paused_work_leaves_no_trace():
         ("HPUSIM_MEM_GIB", "much", "expected a number of at least"),
         ("HPUSIM_MEM_GIB", "nan", "expected a number of at least"),
         ("HPUSIM_MEM_GIB", "inf", "expected a number of at least"),
+        ("HPUSIM_MEM_GIB", "1e300", "expected a number of at least 0.01 and at most 1048576"),
         ("HPUSIM_DEVICES", "0", "expected a whole number of at least 1"),
         ("HPUSIM_DEVICES", "2.5", "expected a whole number of at least 1"),
         ("HPUSIM_METERS", "/no/such/folder/meters.json", "no file can be written there"),
@@ -241,3 +242,51 @@ def test_mixing_host_and_card_can_be_made_an_error(monkeypatch):
     finally:
         monkeypatch.undo()
         settings.cache_clear()
+
+
+def test_loading_takes_its_place_either_way(tmp_path):
+    torch.save(torch.ones(2), tmp_path / "x.pt")
+    assert torch.load(tmp_path / "x.pt", "cpu").tolist() == [1, 1]
+    assert torch.load(tmp_path / "x.pt", lambda storage, place: storage).tolist() == [1, 1]
+    with pytest.raises(NotImplementedError, match="map_location='hpu'"):
+        torch.load(tmp_path / "x.pt", {"cpu": "hpu"})
+
+
+def test_a_load_that_failed_fails_again():
+    script = """if True:
+        import os
+        for value, name in (("gaudi9", "HPUSIM_HW"), ("gaudi9", "HPUSIM_HW"), ("gaudi3", "")):
+            os.environ["HPUSIM_HW"] = value
+            try:
+                import habana_frameworks.torch
+            except ValueError as error:
+                assert name and name in str(error), error
+            else:
+                import torch
+                assert not name and torch.hpu.get_device_name() == "GAUDI3"
+    """
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+
+
+def test_a_load_that_failed_half_way_says_so(monkeypatch):
+    from gates.hpusim import load
+
+    def broken():
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(load, "_loaded", False)
+    monkeypatch.setattr(load, "_failure", None)
+    monkeypatch.setattr(load, "_install", broken)
+    with pytest.raises(OSError, match="no compiler"):
+        load.load()
+    with pytest.raises(RuntimeError, match="failed while it was switched on") as refusal:
+        load.load()
+    assert isinstance(refusal.value.__cause__, OSError)
+
+
+def test_autocast_for_the_card_is_refused_by_name():
+    with pytest.raises(NotImplementedError, match=r"torch.autocast\('hpu'\) is not emulated"):
+        torch.autocast("hpu", dtype=torch.bfloat16)
+    with torch.autocast("hpu", enabled=False), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16

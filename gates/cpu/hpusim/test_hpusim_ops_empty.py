@@ -50,6 +50,16 @@ def test_no_tokens(name):
     assert [(tuple(t.shape), t.dtype) for t in real] == [(tuple(t.shape), t.dtype) for t in as_tuple(fake)]
 
 
+@pytest.mark.parametrize("shape", [(4, 0, 6), (4, 8, 0), (0, 8, 4)])
+def test_an_fp8_product_of_nothing_is_zeros(shape):
+    rows, inner, columns = shape
+    a, b = (torch.ones(size).to(torch.float8_e4m3fn) for size in ((rows, inner), (inner, columns)))
+    out = torch.ops.hpu.fp8_gemm_v2(
+        a, False, b, False, None, torch.float32, torch.ones(rows, 1), torch.ones(columns), None, False
+    )
+    assert torch.equal(out, torch.zeros(rows, columns))
+
+
 def test_an_empty_expert_range_holds_nothing():
     """A card that was given no expert: an empty list and a range that ends before it begins."""
     x, table = randn((3, 8), 1, torch.bfloat16), torch.tensor([[0, -1], [2, 1], [-1, -1]])

@@ -61,6 +61,12 @@ def test_one_rounding_is_nearer_than_one_a_product_where_terms_cancel():
     assert 0.0001 < ((plain - exact).abs() > 0.01 + 0.01 * exact.abs()).double().mean() < 0.5
 
 
+@pytest.mark.parametrize("mode", [2, -1])
+def test_rotary_modes_that_are_none_are_refused(mode):
+    with pytest.raises(RuntimeError, match=f"mode {mode} is none of"):
+        torch.ops.hpu.rotary_pos_embedding(*(torch.ones(1, 2, 4) for _ in range(3)), None, 0, mode)
+
+
 def test_rotary_takes_rows_by_position():
     x = randn((2, 3, 4, 8), 2)
     cos, sin = randn((10, 8), 3), randn((10, 8), 4)

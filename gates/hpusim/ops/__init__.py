@@ -4,8 +4,7 @@
 
 def install() -> None:
     """Register the operator library and the device's index semantics; idempotent, called once by the autoload."""
-    from gates.hpusim.ops import indexing, library, window
+    from gates.hpusim.ops import indexing, library
 
-    window.convention()  # a wrong setting stops the process now, not the first windowed request
     library.install()
     indexing.install()

@@ -68,7 +68,7 @@ def _gemm(c: SimpleNamespace) -> torch.Tensor:
         for scale in (c.A_scale_inv, c.B_scale_inv)
     )
     if b.dim() == 2:  # rows are numbered across the batch of A
-        out = fp8.gemm(a.reshape(-1, a.shape[-1]), b, c.out_dtype, a_scale, b_scale)
+        out = fp8.gemm(a.reshape(a.shape[:-1].numel(), a.shape[-1]), b, c.out_dtype, a_scale, b_scale)
         out = out.reshape(*a.shape[:-1], b.shape[-1])
     else:
         out = fp8.gemm(a, b, c.out_dtype, a_scale, b_scale)

@@ -25,6 +25,8 @@ def _rotate(tensor: torch.Tensor, mode: int) -> torch.Tensor:
 
 
 def _kernel(p, sin, cos, position_ids, offset, mode):
+    if mode not in (known := [member.value for member in RotaryPosEmbeddingMode]):
+        raise RuntimeError(f"rotary_pos_embedding: mode {mode} is none of {known}")
     if position_ids is not None:
         # [positions, D] tables are gathered to [B, T, D] and broadcast over the heads of [B, heads, T, D].
         cos, sin = (table.reshape(-1, table.shape[-1])[position_ids].unsqueeze(1) for table in (cos, sin))
