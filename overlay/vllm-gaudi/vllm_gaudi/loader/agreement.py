@@ -9,6 +9,7 @@ whether the processes of its machine still live. No rank waits for a dead one.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -18,10 +19,28 @@ from typing import Any
 
 from torch.distributed import Store
 
+logger = logging.getLogger(f"vllm.{__name__}")  # only loggers below "vllm" have a handler
 FAILED = "failed"
 LINGER = 5.0  # seconds
 POLL = 0.05  # seconds between two looks while waiting for the others
+MESSAGE = 8000  # characters of a message; more is cut
+AWAITED = 30.0  # seconds between two lines about ranks that are awaited
 PART = 4 << 20  # bytes of one value; the TCP store takes no more than 8 MiB
+
+
+class Patience:
+    """Waits, and says every `AWAITED` seconds for what: a stopped rank does not fail, so somebody must see it."""
+
+    def __init__(self) -> None:
+        self.begin = self.said = time.monotonic()
+
+    def wait(self, what: str) -> None:
+        """Sleep `POLL`; log that `what` is awaited if that is due."""
+        time.sleep(POLL)
+        now = time.monotonic()
+        if now - self.said >= AWAITED:
+            self.said = now
+            logger.warning("load awaits %s, since %.0f s; see its log, and if it is stopped", what, now - self.begin)
 
 
 class PeerError(RuntimeError):
@@ -42,12 +61,25 @@ def _started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+def _sendable(message: object) -> str:
+    """`message` as any store takes it: valid UTF-8 without NUL, of at most `MESSAGE` characters and a mark."""
+    text = str(message)
+    if len(text) > MESSAGE:
+        text = f"{text[:MESSAGE]} ... (cut; {len(text)} characters, all of them in that rank's log)"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
 class Agreement:
     """One load of `ranks` ranks; `store` must be empty and of this load alone (see `PrefixStore`)."""
 
     def __init__(self, store: Store, rank: int, ranks: int) -> None:
         self.store, self.rank, self.ranks = store, rank, ranks
         self._peers: dict[int, dict[str, Any]] = {}
+        self._told = False
         self._machine = _machine()
         me = {"machine": self._machine, "pid": os.getpid(), "started": _started(os.getpid())}
         self._ask(lambda: store.set(f"rank/{rank}", json.dumps(me)))
@@ -90,7 +122,11 @@ class Agreement:
 
         Waits up to `LINGER` until all that live have heard, as the store may end with this process.
         """
-        text = str(error) if isinstance(error, PeerError) else f"rank {self.rank}: {type(error).__name__}: {error}"
+        if self._told:
+            return
+        self._told = True
+        whose = "" if isinstance(error, PeerError) else f"rank {self.rank}: {type(error).__name__}: "
+        text = _sendable(f"{whose}{error}")
         with suppress(RuntimeError):  # the store may be what failed; this rank raises its error anyway
             self.store.compare_set(FAILED, "", text)
             self.store.set(f"heard/{self.rank}", "yes")
@@ -106,14 +142,14 @@ class Agreement:
             PeerError: another rank failed or died.
         """
         self._ask(lambda: self.store.set(f"{stage}/{self.rank}", "here"))
-        missing = set(range(self.ranks))
+        missing, patience = set(range(self.ranks)), Patience()
         while True:
             missing = {rank for rank in missing if not self._ask(lambda r=rank: self.store.check([f"{stage}/{r}"]))}
             if not missing:
                 return
             # One that has arrived may have left by now, as all had arrived.
             self.check(missing)
-            time.sleep(POLL)
+            patience.wait(f"rank {_listed(missing)} at stage {stage}")
 
     def node(self) -> list[int]:
         """The ranks of this machine, this one included; after a `meet` these are all."""
@@ -134,9 +170,10 @@ class Agreement:
         Raises:
             PeerError: a rank failed or died meanwhile.
         """
+        patience = Patience()
         while not self._ask(lambda: self.store.check([f"{key}/{rank}"])):
             self.check()
-            time.sleep(POLL)
+            patience.wait(f"rank {rank} for its {key}")
         count = int(self._ask(lambda: self.store.get(f"{key}/{rank}")))
         return b"".join(self._ask(lambda p=part: self.store.get(f"{key}/{rank}/{p}")) for part in range(count))
 

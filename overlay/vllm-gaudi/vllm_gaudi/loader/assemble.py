@@ -27,6 +27,7 @@ from vllm_gaudi.loader.pool import READ, Pool
 from vllm_gaudi.loader.stacks import Stack
 from vllm_gaudi.loader.transform import scratch_bytes
 
+HUNG = 5.0  # seconds a failed load waits for reads at hand; a file server may never answer them
 POLL = 0.2  # seconds between two looks at the other ranks while waiting for readers
 
 
@@ -85,7 +86,9 @@ class Assembler:
         host_bytes: int,
         watch: Callable[[Totals], None] = lambda totals: None,
         sharing: Sharing | None = None,
+        failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
+        self.failed = failed
         self.plan, self.parameters, self.table = plan, parameters, table
         self.threads, self.chunk_bytes, self.host_bytes = threads, chunk_bytes, host_bytes
         self.watch, self.totals = watch, Totals()
@@ -98,7 +101,8 @@ class Assembler:
     def run(self) -> Totals:
         """Fill every parameter.
 
-        `watch` is called a few times a second with the totals so far; what it raises ends the load.
+        `watch` is called a few times a second with the totals so far; what it raises ends the load. An error goes to
+        `failed` first, as reads at hand may take long or never end; those are left behind after `HUNG` seconds.
 
         Raises:
             CheckpointError: a read failed.
@@ -106,7 +110,7 @@ class Assembler:
             Exception: whatever a reader thread or `watch` raised. The parameters are partly filled then.
         """
         begin = time.monotonic()
-        self.pool = Pool(self.threads, self.memory, self._done.put)
+        self.pool, patience = Pool(self.threads, self.memory, self._done.put), None
         try:
             if self.sharing is not None:
                 self.exchange = Exchange(
@@ -114,11 +118,16 @@ class Assembler:
                 )
                 self.exchange.start()
             self._drive()
+        except BaseException as error:
+            patience = HUNG
+            self.failed(error)
+            raise
         finally:
-            self.pool.close()
+            idle = self.pool.close(patience)
             if self.exchange is not None:
-                self.exchange.close()
-            self.files.close()
+                self.exchange.close(idle)
+            if idle:  # else a number closed here could be another file's by the time a hung read uses it
+                self.files.close()
             self.totals.elapsed = time.monotonic() - begin
             self.totals.peak_host = self.memory.peak
         return self.totals

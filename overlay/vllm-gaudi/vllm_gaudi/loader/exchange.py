@@ -65,12 +65,14 @@ class Exchange:
         """Begin to read for the others, and to take."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop; no work of the pool may be left."""
+    def close(self, idle: bool = True) -> None:
+        """Stop. Unless the pool is `idle` the common memory stays mapped: a hung read may still write there."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         self._waiting.clear()
+        if not idle:
+            return
         del self._data
         self.ring.close()
 

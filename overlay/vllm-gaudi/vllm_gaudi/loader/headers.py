@@ -13,7 +13,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 INDEX = "model.safetensors.index.json"
 # The limit of the format's own library; a longer header is a lie about its length.
@@ -80,10 +80,15 @@ def read_index(folder: Path) -> dict[str, str] | None:
         CheckpointError: not a JSON object with a `weight_map` of plain file names of existing files.
     """
     path = folder / INDEX
-    if not path.exists():
+    if path.name not in _listing(folder):
         return None
     try:
-        where = _json(path.read_bytes())["weight_map"]
+        with open_regular(path) as handle:
+            text = handle.read()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        where = _json(text)["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: no readable index ({error}); download it again") from None
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
@@ -97,13 +102,53 @@ def read_index(folder: Path) -> dict[str, str] | None:
                 f"{path}: tensor {name} points to {file!r}, which is no file name in this folder; do not use this "
                 "checkpoint"
             )
-        if not (folder / file).is_file():
-            raise CheckpointError(f"{folder / file}: missing, {path} puts tensor {name} there; download the shard")
+        try:
+            open_regular(folder / file).close()
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{_shown(folder / file)}: missing, {path} puts tensor {name} there; download the shard"
+            ) from None
+        except OSError as error:
+            raise _unreadable(folder / file, error, f" ({path} puts tensor {name[:200]} there)") from error
     return where
 
 
+def open_regular(file: str | Path) -> BinaryIO:
+    """Open a regular file for reading; never waits, as opening a pipe would.
+
+    Raises:
+        CheckpointError: it is a folder, a pipe, a socket or a device.
+        OSError: as the file system reports it.
+    """
+    number = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise CheckpointError(f"{_shown(file)}: not a regular file; download it again")
+    return os.fdopen(number, "rb")
+
+
+def _shown(file: str | Path) -> str:
+    text = str(file)
+    return text if len(text) <= 400 else f"{text[:400]}... ({len(text)} characters)"
+
+
+def _unreadable(file: str | Path, error: OSError, where: str = "") -> CheckpointError:
+    return CheckpointError(
+        f"{_shown(file)}: {error.strerror or error}{where}; check the file, its permissions and the mount"
+    )
+
+
+def _listing(folder: Path) -> list[str]:
+    """The names in `folder`, those of dangling links among them."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
 def _shards(folder: Path, where: dict[str, str] | None) -> list[Path]:
-    found = sorted(folder.glob("*.safetensors"))
+    # A dot in front hides a file, as of "*": macOS leaves such copies ("._model.safetensors") that hold no tensors.
+    found = [folder / name for name in _listing(folder) if name.endswith(".safetensors") and name[0] != "."]
     if not found:
         raise CheckpointError(f"{folder}: no *.safetensors file; this load format reads safetensors only")
     if where is not None:
@@ -123,11 +168,8 @@ def read_header(file: str | Path) -> list[Stored]:
             leaves gaps, overlaps or does not describe the file's size.
     """
     try:
-        # A pipe in the folder must not make the server wait for a writer.
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as handle:
+        with open_regular(file) as handle:
             status = os.fstat(handle.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise CheckpointError(f"{file}: not a regular file")
             length = int.from_bytes(handle.read(8), "little")
             if status.st_size < 8 or length > min(MAX_HEADER, status.st_size - 8):
                 raise CheckpointError(
@@ -136,14 +178,16 @@ def read_header(file: str | Path) -> list[Stored]:
                 )
             text = handle.read(length)
     except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror or error}; check the folder and its mount") from error
+        raise _unreadable(file, error) from error
     try:
         header = _json(text)
         if not isinstance(header, dict):
             raise ValueError("not an object")
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: header at offset 8 is not valid JSON ({error}); download it again") from None
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{file}: __metadata__ in the header is no object of strings; download it again")
     tensors = [_entry(str(file), name, entry, 8 + length) for name, entry in header.items()]
     tensors.sort(key=lambda stored: (stored.offset, stored.nbytes))
     _check_contiguous(str(file), tensors, 8 + length, status.st_size)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Only loggers below "vllm" have a handler.
 logger = init_logger(f"vllm.{__name__}")
+MAX_THREADS = 1024  # a rank; more wait for each other, not for storage
 EVERY = 10.0  # seconds between two lines of progress
 
 
@@ -44,7 +45,8 @@ class LoadSettings:
         """Settings from the extra config.
 
         Raises:
-            ValueError: an unknown key, or a value that is no positive integer (`shared_bytes` may be 0).
+            ValueError: an unknown key, or a value that is no positive integer (`shared_bytes` may be 0), or more than
+                `MAX_THREADS` threads.
         """
         names = [entry.name for entry in fields(cls)]
         for key, value in (extra or {}).items():
@@ -52,6 +54,8 @@ class LoadSettings:
                 raise ValueError(f"--model-loader-extra-config: {key!r} is none of {', '.join(names)}")
             if type(value) is not int or value < (key != "shared_bytes"):
                 raise ValueError(f"--model-loader-extra-config: {key} is {value!r}, must be a positive integer")
+            if key == "threads" and value > MAX_THREADS:
+                raise ValueError(f"--model-loader-extra-config: threads is {value}, must be at most {MAX_THREADS}")
         return cls(**(extra or {}))
 
 
@@ -141,7 +145,7 @@ def load_planned(
         host_limit(plan, *own) / 1e9, (sharing.ring.size if sharing else 0) / 1e9,
     )  # fmt: skip
     watch = _Watch(plan.kept_bytes, agreement)
-    totals = Assembler(plan, dict(model.named_parameters()), rescale.table, *own, watch, sharing).run()
+    totals = Assembler(plan, dict(model.named_parameters()), rescale.table, *own, watch, sharing, agreement.fail).run()
     agreement.give("read_bytes", str(totals.bytes_read).encode())
     agreement.meet("read")
     if line := node_line(agreement, sum(entry.nbytes for entry in stored.values())):

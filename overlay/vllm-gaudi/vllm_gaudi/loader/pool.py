@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable
 
@@ -31,21 +32,29 @@ class Pool:
         self._queue: queue.PriorityQueue[tuple[int, int, Work | None]] = queue.PriorityQueue()
         self._memory, self._failed = memory, failed
         self._number, self._stop = itertools.count(), threading.Event()
-        self._threads = [threading.Thread(target=self._run, name=f"load-{i}", daemon=True) for i in range(threads)]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for number in range(threads):
+                thread = threading.Thread(target=self._run, name=f"load-{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
 
     def put(self, urgency: int, work: Work) -> None:
         """Have `work` done after all that is more urgent or was put before it."""
         self._queue.put((urgency, next(self._number), work))
 
-    def close(self) -> None:
-        """Stop after the work at hand; what waits is dropped."""
+    def close(self, seconds: float | None = None) -> bool:
+        """Stop after the work at hand; what waits is dropped. False if some is not done after `seconds`."""
         self._stop.set()
         for _ in self._threads:
             self._queue.put((-1, next(self._number), None))
+        until = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self) -> None:
         buffers = Buffers(self._memory)

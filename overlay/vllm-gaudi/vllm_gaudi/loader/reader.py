@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vllm_gaudi.loader.headers import CheckpointError
+from vllm_gaudi.loader.headers import CheckpointError, open_regular
 from vllm_gaudi.loader.host_memory import HostMemory, Scratch
 from vllm_gaudi.loader.region import as_matrix
 from vllm_gaudi.loader.stacks import Move, Stack
@@ -124,7 +124,8 @@ class Files:
     def _handle(self, file: str) -> int:
         with self._lock:
             if file not in self._open:
-                self._open[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                with open_regular(file) as handle:
+                    self._open[file] = os.dup(handle.fileno())
             return self._open[file]
 
     def close(self) -> None:
