@@ -132,7 +132,7 @@ class Exchange:
             for source in (move.source for move in stack.moves):
                 size = prod(source.shape) * source.dtype.itemsize
                 if source.file == file and source.offset <= block.offset < source.offset + size:
-                    return source.name
+                    return source.stored or source.name
         return "of another rank"
 
     def _watch(self) -> None:

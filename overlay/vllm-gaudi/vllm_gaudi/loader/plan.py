@@ -72,13 +72,27 @@ def sources_of(model: nn.Module, stored: Iterable[Stored]) -> Iterator[Source]:
                 raise CheckpointError(f"{entry.file}: tensor {entry.name}: dtype {entry.dtype} cannot be loaded")
             files[0] = entry
             yield entry.name, torch.empty(entry.shape, dtype=dtype, device="meta")
+        files.clear()  # what is refused from here on is of no one tensor
 
     check = getattr(model, "checked_tensors", None)
-    for name, tensor in metas() if check is None else check(metas()):
+    for name, tensor in _located(metas() if check is None else check(metas()), files):
         if not tensor.is_contiguous():
             raise CheckpointError(f"{files[0].file}: tensor {name} is no contiguous part of {files[0].name}")
         start = files[0].offset + tensor.storage_offset() * tensor.dtype.itemsize
-        yield Source(name, files[0].file, start, tensor.dtype, tuple(tensor.shape))
+        yield Source(name, files[0].file, start, tensor.dtype, tuple(tensor.shape), files[0].name)
+
+
+def _located(wanted: Iterable[tuple[str, torch.Tensor]], at: dict[int, Stored]) -> Iterator[tuple[str, torch.Tensor]]:
+    """`wanted`; a refusal while a tensor is looked at says where that lies."""
+    try:
+        yield from wanted
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        if not at:
+            raise
+        place = f"{at[0].file}: tensor {at[0].name} at offset {at[0].offset}"
+        raise CheckpointError(f"{place}: {error}") from error
 
 
 def make_plan(model: nn.Module, stored: dict[str, Stored], rescale: Rescale, limit: int = 1 << 62) -> Plan:
@@ -95,7 +109,10 @@ def make_plan(model: nn.Module, stored: dict[str, Stored], rescale: Rescale, lim
     tensors = skipped = 0
     for source in sources_of(model, stored.values()):
         tensors += 1
-        regions = placement.regions(source.name, source.shape)
+        try:
+            regions = placement.regions(source.name, source.shape)
+        except CheckpointError as error:
+            raise CheckpointError(f"{source.place}: {error}") from None
         skipped += not regions
         for region in regions:
             moves[region.parameter].append(Move(source, region, region.parameter in placement.rescaled, check))

@@ -173,7 +173,7 @@ def run(job: Job, host: torch.Tensor, table: np.ndarray | None, files: Files, bu
     file = first.move.source.file
 
     def name() -> str:
-        return first.move.source.name
+        return first.move.source.stored or first.move.source.name
 
     if first.direct:
         places = [target_of(piece, job.stack, host) for piece in job.pieces]

@@ -14,13 +14,21 @@ from vllm_gaudi.loader.region import Region, as_matrix
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor as the model names it: a whole stored tensor or a part of one. `offset` in bytes in `file`."""
+    """A tensor as the model names it: a whole stored tensor or a part of one. `offset` in bytes in `file`; `stored` is
+    the checkpoint's own name, where that is known.
+    """
 
     name: str
     file: str
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    stored: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages: file, the checkpoint's own name, offset."""
+        return f"{self.file}: tensor {self.stored or self.name} at offset {self.offset}"
 
     @property
     def pitch(self) -> int:

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import torch
 
+from vllm_gaudi.loader.headers import CheckpointError
 from vllm_gaudi.loader.host_memory import Scratch
 from vllm_gaudi.loader.rescale import E4M3, translate
 from vllm_gaudi.loader.stacks import Move
@@ -16,12 +17,19 @@ CHECKED = 1 << 20  # elements looked at together, so that what a check allocates
 
 
 def check(move: Move, values: torch.Tensor) -> None:
-    """Show `values` [R, C], as they are stored, to the model's own check."""
+    """Show `values` [R, C], as they are stored, to the model's own check.
+
+    Raises:
+        CheckpointError: it refused them; says where the tensor lies.
+    """
     if move.check is None:
         return
     step = max(1, CHECKED // max(1, values.shape[1]))
     for row in range(0, values.shape[0], step):
-        move.check(move.source.name, values[row : row + step])
+        try:
+            move.check(move.source.name, values[row : row + step])
+        except ValueError as error:
+            raise CheckpointError(f"{move.source.place}: {error}") from error
 
 
 def place(
