@@ -69,6 +69,48 @@ def test_command_prints_the_items_and_judges(tmp_path, capsys):
     assert memory_plan.main([str(tmp_path / "none")]) == 3
 
 
+@pytest.mark.parametrize("option", [n for n in vars(Served()) if n != "packed"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_sizes_without_meaning_get_no_verdict(option, value, capsys):
+    assert memory_plan.main([f"--{option.replace('_', '-')}", value]) == 3
+    assert f"{option} is {value}, must be at least 1" in capsys.readouterr().err
+
+
+def test_no_verdict_for_heads_that_do_not_divide_or_no_card(capsys):
+    assert memory_plan.main(["--ranks", "256", "--expert-groups", "256"]) == 3
+    assert "256 ranks do not divide num_attention_heads 128" in capsys.readouterr().err
+    assert memory_plan.main(["--memory-gib", "nan"]) == 3
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"', '{"model_type": ["x"]}'])
+def test_another_config_file_is_refused_by_name(text, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(text)
+    assert memory_plan.main([str(tmp_path)]) == 3
+    assert str(tmp_path / "config.json") in capsys.readouterr().err
+
+
+def test_packed_layers_are_those_of_the_checkpoint_s_own_section(tmp_path, capsys):
+    folder = muse.write(tmp_path / "made", SHAPES["tiny"], mxfp4=True)
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+
+    def packed_bytes(section):
+        path.write_text(json.dumps({**whole, "quantization_config": section}))
+        config, quant = memory_plan.read_config(str(folder))
+        served = Served(tokens=512, ranks=1, expert_groups=1, packed=False)
+        return MemoryPlan(config, served, quant).weights()["experts, MXFP4"]
+
+    section = whole["quantization_config"]
+    one = packed_bytes(section) / 5  # seven sparse layers, the first and the last are excluded
+    assert one > 0
+    assert packed_bytes(None) == 0
+    assert packed_bytes({**section, "exclude": [*section["exclude"], "model.layers.3"]}) == 4 * one
+    assert packed_bytes({**section, "exclude": []}) == 7 * one
+    path.write_text(json.dumps({**whole, "quantization_config": {"quant_method": "fp8"}}))
+    assert memory_plan.main([str(folder)]) == 3
+    assert "quantization_config is not Quark's" in capsys.readouterr().err
+
+
 @pytest.mark.engine
 @pytest.mark.long
 def test_a_metered_prefill_stays_under_the_plan(tmp_path, monkeypatch):

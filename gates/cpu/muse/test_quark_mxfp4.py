@@ -73,6 +73,9 @@ def changed(path, value):
         (("new_section",), {"a": 1}, "new_section is no known entry"),
         (("export", "weight_format"), "fake_quantized", "fake_quantized"),
         (("export", "kv_cache_group"), ["*k_proj"], "kv_cache_group"),
+        (("export",), [], r"export must be an object"),
+        (("exclude",), {}, r"exclude must be a list of names, found \{\}"),
+        (("exclude",), 0, r"exclude must be a list of names, found 0"),
     ],
 )
 def test_what_is_not_plain_mxfp4_is_refused_by_name(path, value, message):

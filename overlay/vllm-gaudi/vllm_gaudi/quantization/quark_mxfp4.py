@@ -136,7 +136,7 @@ class QuarkMxfp4Config(QuantizationConfig):
         )
         group = export.get("kv_cache_group")
         require(not group, f"{SECTION}.export.kv_cache_group is {shown(group)}; a quantised KV cache is not supported")
-        exclude = config.get("exclude") or []
+        exclude = [] if config.get("exclude") is None else config["exclude"]
         names = isinstance(exclude, list) and all(isinstance(entry, str) and entry for entry in exclude)
         require(names, f"{SECTION}.exclude must be a list of names, found {shown(exclude)}")
         check_patterns("exclude", exclude)
@@ -173,7 +173,7 @@ class QuarkMxfp4Config(QuantizationConfig):
 
 
 def _object(parent: dict[str, Any], name: str, at: str = "") -> dict[str, Any]:
-    value = parent.get(name) or {}
+    value = {} if parent.get(name) is None else parent[name]
     require(isinstance(value, dict), f"{SECTION}{at}.{name} must be an object, found {shown(value)}")
     return value
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from vllm_gaudi.models.muse_spark.config import MuseSparkConfig, MuseSparkTextConfig
 from vllm_gaudi.models.muse_spark.placement import GROUP, Placement
+from vllm_gaudi.quantization.quark_mxfp4 import QuarkMxfp4Config
 from vllm_gaudi.runtime import settings
 from vllm_gaudi.runtime.kv_figures import KvFigures, figures
 from vllm_gaudi.runtime.long_attention import tile_rows, workspace_bytes
@@ -56,12 +57,20 @@ class Served:
     layers_in_flight: int = 2
     moe_chunk_bytes: int = 128 << 20
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "packed" and value < 1:
+                raise ValueError(f"{name} is {value}, must be at least 1")
+
 
 class MemoryPlan:
-    """Bytes of one card. Raises ValueError for sizes that cannot be placed."""
+    """Bytes of one card; `quant` says which experts are packed, without it `served` does.
 
-    def __init__(self, config: MuseSparkTextConfig, served: Served) -> None:
-        self.config, self.served = config, served
+    Raises ValueError for sizes that cannot be placed.
+    """
+
+    def __init__(self, config: MuseSparkTextConfig, served: Served, quant: QuarkMxfp4Config | None = None) -> None:
+        self.config, self.served, self.quant = config, served, quant
         self.place = Placement(
             0,
             served.ranks,
@@ -70,16 +79,23 @@ class MemoryPlan:
             config.moe_hidden_size,
             config.moe_intermediate_size,
         )
+        if config.num_attention_heads % served.ranks:
+            raise ValueError(f"{served.ranks} ranks do not divide num_attention_heads {config.num_attention_heads}")
         self.heads = config.num_attention_heads // served.ranks
         self.kv_heads = max(1, config.num_key_value_heads // served.ranks)
         self.query_width, self.kv_width = self.heads * config.head_dim, self.kv_heads * config.head_dim
+
+    def _is_packed(self, layer: int) -> bool:
+        if self.quant is None:
+            return self.served.packed and layer not in (0, self.config.num_hidden_layers - 1)
+        return self.quant.experts_quantized(f"model.layers.{layer}.mlp.experts", self.config.num_local_experts)
 
     def weights(self) -> dict[str, int]:
         """Parameters and tables by part."""
         c, p = self.config, self.place
         layers = range(c.num_hidden_layers)
         sparse = [i for i in layers if c.is_sparse(i)]
-        packed = [i for i in sparse if self.served.packed and i not in (0, layers[-1])]
+        packed = [i for i in sparse if self._is_packed(i)]
         matrices = p.local_experts * 3 * p.latent * p.width  # elements of the experts of a layer
         hidden = c.hidden_size
         attention = hidden * (3 * self.query_width + 2 * self.kv_width) * BF16
@@ -170,18 +186,26 @@ class MemoryPlan:
         return found
 
 
-def read_config(folder: str) -> tuple[MuseSparkTextConfig, bool]:
-    """Text config of a checkpoint and whether its experts are packed. Raises OSError or ValueError naming the file."""
+def read_config(folder: str) -> tuple[MuseSparkTextConfig, QuarkMxfp4Config | None]:
+    """Text config of a checkpoint and its quantisation, None for BF16. Raises OSError or ValueError naming the file."""
     path = Path(folder) / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not readable JSON: {error}") from None
-    kinds = {kind.model_type: kind for kind in (MuseSparkConfig, MuseSparkTextConfig)}
-    if values.get("model_type") not in kinds:
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold an object; take the published checkpoint's")
+    kind = next(
+        (kind for kind in (MuseSparkConfig, MuseSparkTextConfig) if kind.model_type == values.get("model_type")), None
+    )
+    if kind is None:
         raise ValueError(f"{path}: model_type {values.get('model_type')!r} is not Muse Spark's, take its checkpoint")
-    config = kinds[values["model_type"]].from_dict(values)
-    return config.get_text_config(), "quantization_config" in values
+    config, section = kind.from_dict(values), values.get("quantization_config")
+    if section is None:
+        return config.get_text_config(), None
+    if not QuarkMxfp4Config.override_quantization_method(section, None, config):
+        raise ValueError(f"{path}: quantization_config is not Quark's; Muse Spark is served in BF16 or Quark MXFP4")
+    return config.get_text_config(), QuarkMxfp4Config.from_config(section)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -195,8 +219,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     folder, memory = options.pop("checkpoint"), options.pop("memory_gib")
     try:
-        config, packed = read_config(folder) if folder else (MuseSparkTextConfig(), True)
-        items = MemoryPlan(config, Served(packed=packed, **options)).items()
+        if not memory > 0:
+            raise ValueError(f"--memory-gib is {memory}, must be above 0")
+        config, quant = read_config(folder) if folder else (MuseSparkTextConfig(), None)
+        items = MemoryPlan(config, Served(packed=not folder, **options), quant).items()
     except (ValueError, RuntimeError, OSError) as error:
         print(f"memory_plan: {error}", file=sys.stderr)
         return 3
