@@ -59,6 +59,8 @@ class Chooser:
         row = np.where(self._seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
         for token, bias in self._sampling.get("logit_bias", {}).items():
             row[token] += bias
+        if allowed := self._sampling.get("allowed_token_ids"):
+            row[np.setdiff1d(np.arange(len(row)), allowed)] = -np.inf
         if self._given < self._sampling.get("min_tokens", 0):
             row[self._sampling["stop_token_ids"]] = -np.inf
         token = int(row.argmax()) if self._generator is None else self._draw(row)
@@ -82,6 +84,7 @@ def rules(vocabulary: int) -> list[Rule]:
     return [
         Rule("greedy"),
         Rule("logit bias", {"logit_bias": no_even}, with_grammar=False),
+        Rule("allowed tokens", {"allowed_token_ids": list(range(17, vocabulary - 16, 2))}, with_grammar=False),
         Rule("min-p", {"temperature": HOT, "min_p": 0.5}),
         Rule("min-p and logit bias", {"temperature": HOT, "min_p": 0.5, "logit_bias": no_even}, with_grammar=False),
         Rule("top-k", {"temperature": HOT, "top_k": 1}),

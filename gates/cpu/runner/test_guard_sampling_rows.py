@@ -60,6 +60,33 @@ def test_min_tokens_and_logit_bias(make_engine, asynchronous: bool) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+def test_allowed_tokens_follow_their_request(make_engine, asynchronous: bool) -> None:
+    """A prompt in chunks stands behind what decodes, so their rows swap: neither may get the other's mask."""
+    engine = make_engine(asynchronous, 64, max_num_batched_tokens=48, long_prefill_token_threshold=16)
+    long = [40 + 3 * j % 120 for j in range(100)]
+    engine.add("prompt", long, 12, allowed_token_ids=[5])
+    engine.add("free", PROMPTS[0], 40)
+    engine.add("masked", PROMPTS[2], 40, allowed_token_ids=[7])
+    engine.run()
+    assert engine.tracks["prompt"].got == [5] * 12
+    assert engine.tracks["masked"].got == [7] * 40
+    assert engine.tracks["free"].got == engine.tracks["free"].expected(engine.vocabulary, 40)
+
+
+def test_mask_is_gone_from_the_row_its_request_left(make_engine) -> None:
+    engine = make_engine(False, 64)
+    engine.add("first", PROMPTS[0], 3)
+    engine.add("moves", PROMPTS[1], 40, allowed_token_ids=[7])
+    for _ in range(6):
+        engine.step()
+    assert "first" not in engine.scheduler.requests
+    engine.add("later", PROMPTS[2], 10)
+    engine.run()
+    assert engine.tracks["moves"].got == [7] * 40
+    assert engine.tracks["later"].got == engine.tracks["later"].expected(engine.vocabulary, 10)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_seed_does_not_depend_on_the_batch(make_engine, asynchronous: bool) -> None:
     """The same seeded request alone, behind others, and with its prompt cut into chunks."""
     sampled = {"temperature": 2.0, "seed": 5}

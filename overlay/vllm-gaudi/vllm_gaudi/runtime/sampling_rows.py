@@ -3,14 +3,18 @@
 
 Upstream samples prefills and decodes in separate calls whose row i is not row i of the persistent batch, pads
 a call by repeating its first request, reorders the batch without refreshing what it copied to the device, and copies
-nothing for a request whose first step in the batch samples no token of it.
-Seeds, `bad_words` and the logits processors (`min_tokens`, `logit_bias`, `min_p`, custom ones) must follow.
+nothing for a request whose first step in the batch samples no token of it. Its mask of `allowed_token_ids` does not
+survive a swap of rows, and stays in a row whose request moved up.
+Seeds, `bad_words`, `allowed_token_ids` and the logits processors (`min_tokens`, `logit_bias`, `min_p`, custom ones)
+must follow.
 """
 
 from __future__ import annotations
 
 import copy
 from typing import Any
+
+import torch
 
 from vllm_gaudi.runtime.logit_rows import is_incomplete
 
@@ -106,7 +110,27 @@ def apply(runner: Any, metadata: Any, rows: list[tuple[str, list[int]]]) -> None
                 and is_incomplete(batch, step, indices[i], real[i])
             )
         }
+    _apply_allowed_tokens(runner, metadata, real, len(rows))
     _apply_processors(runner, metadata, real, len(rows))
+
+
+def _apply_allowed_tokens(runner: Any, metadata: Any, real: list[str], size: int) -> None:
+    """Make the mask of the call, bool [size, vocabulary], from its requests; True is not allowed, padding is free."""
+    if metadata.allowed_token_ids_mask is None:
+        return
+    parameters = [runner.requests[req_id].sampling_params for req_id in real]
+    # Requests are told by their parameters, which are kept: see `_Processors.select`.
+    known_size, known, mask = runner.__dict__.get("_frontier_allowed", (0, [], None))
+    same = size == known_size and len(known) == len(parameters)
+    if not same or any(new is not old for new, old in zip(parameters, known, strict=True)):
+        rows = torch.zeros(metadata.allowed_token_ids_mask.shape, dtype=torch.bool)
+        for row, one in enumerate(parameters):
+            if one is not None and one.allowed_token_ids:
+                rows[row] = True
+                rows[row, one.allowed_token_ids] = False
+        mask = rows.to(runner.device, non_blocking=True)
+        runner.__dict__["_frontier_allowed"] = (size, parameters, mask)
+    metadata.allowed_token_ids_mask = mask
 
 
 def _apply_processors(runner: Any, metadata: Any, real: list[str], size: int) -> None:
