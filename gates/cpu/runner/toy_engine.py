@@ -52,7 +52,8 @@ class ToyModel:
         self.forwards = 0
 
     def compute_logits(self, answers: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, vocabulary] of `toy_logits`."""
+        """Logits [rows, vocabulary] of `toy_logits`, for answers [rows] or hidden states [rows, 1]."""
+        answers = answers.flatten()
         rest = -torch.arange(self.vocabulary, dtype=torch.float32) / self.vocabulary
         logits = rest.to("hpu").repeat(len(answers), 1)
         rows = torch.arange(len(answers), device="hpu")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_gaudi.runtime import prompt_logprobs
+
 
 def prefill_tokens(request: Any, known: int) -> int:
     """Tokens `request` has to prefill before it decodes again, when it is (re-)added to the batch.
@@ -27,7 +29,8 @@ def prefill_tokens(request: Any, known: int) -> int:
 
 
 def count_output_as_prompt(batch: Any, request: Any) -> None:
-    """Correct the batch's prompt length of a request that was just (re-)added, see `prefill_tokens`."""
+    """Correct what the batch notes of a request that was just (re-)added, see `prefill_tokens` and `settle`."""
+    prompt_logprobs.settle(batch, request)
     row = batch.req_id_to_index[request.req_id]
     batch.num_prompt_tokens[row] = prefill_tokens(request, int(batch.num_prompt_tokens[row]))
 

@@ -14,6 +14,19 @@ import torch
 from vllm_gaudi.runtime import settings
 
 
+def settle(batch: Any, request: Any) -> None:
+    """Correct what the batch notes of a request that was just (re-)added.
+
+    Upstream takes -1, every token of the vocabulary, for a count. And it scores the prompt again when a request
+    resumes after it returned tokens; the scheduler accepts scores with a request's first token alone.
+    """
+    for counts in (batch.num_logprobs, batch.num_prompt_logprobs):
+        if counts.get(request.req_id) == -1:
+            counts[request.req_id] = batch.vocab_size
+    if request.output_token_ids:
+        batch.num_prompt_logprobs.pop(request.req_id, None)
+
+
 def in_chunks(
     runner: Any,
     hidden: torch.Tensor,
