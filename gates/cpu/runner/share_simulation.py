@@ -7,6 +7,7 @@ it is: without async scheduling a step is scheduled when the previous one has en
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class ShareSimulation:
         policy: str = "fcfs",
     ):
         import torch
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
         from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
@@ -82,6 +85,10 @@ class ShareSimulation:
             self.scheduler.__dict__["_frontier_prefill_share"] = held
         else:
             self.scheduler.__dict__["_frontier_prefill_share"] = None
+        self._hasher = None
+        if config.cache_config.enable_prefix_caching:
+            init_none_hash(sha256)
+            self._hasher = get_request_block_hasher(size, sha256)
         self._queue: deque = deque()
         self._free_at = 0.0
         self._arrivals: list[tuple[float, Any]] = []
@@ -95,16 +102,27 @@ class ShareSimulation:
         max_tokens: int,
         grammar_at: float | None = None,
         grammar_error: Exception | None = None,
+        text: str | None = None,
     ) -> None:
-        """Let a request arrive; its grammar, if it has one, is compiled (or fails) at `grammar_at`."""
+        """Let a request arrive; its grammar, if it has one, is compiled (or fails) at `grammar_at`.
+
+        Requests with the same `text` begin alike; without one, no two do.
+        """
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
         from vllm.v1.request import Request
 
         structured = None if grammar_at is None else StructuredOutputsParams(json_object=True)
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, structured_outputs=structured)
-        ids = [(hash(name) + i) % 5000 for i in range(prompt)]
-        request = Request(request_id=name, prompt_token_ids=ids, sampling_params=params, pooling_params=None)
+        first = zlib.crc32((text or name).encode())
+        ids = [(first + i) % 5000 for i in range(prompt)]
+        request = Request(
+            request_id=name,
+            prompt_token_ids=ids,
+            sampling_params=params,
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
         if grammar_at is not None:
             future: Future = Future()
             request.structured_output_request.grammar = future
@@ -153,13 +171,14 @@ class ShareSimulation:
         cost = sum(prefill.values()) * self._token_seconds
         cost += self._decode_seconds if len(prefill) < len(output.num_scheduled_tokens) else 0
         self._free_at = max(self._free_at, self.now) + cost
-        self._queue.append((output, prefill, self._free_at))
+        complete = {n for n in prefill if self._read_in(self.scheduler.requests[n])}
+        self._queue.append((output, prefill, complete, self._free_at))
 
     def _finish(self) -> None:
-        output, prefill, end = self._queue.popleft()
+        output, prefill, completed, end = self._queue.popleft()
         self.now = max(self.now, end)
         names = list(output.num_scheduled_tokens)
-        complete = lambda n: (n in self.scheduler.requests and (n not in prefill or self._completes(n, output)))  # noqa
+        complete = lambda n: n in self.scheduler.requests and (n not in prefill or n in completed)  # noqa: E731
         tokens = [[TOKEN] if complete(n) else [] for n in names]
         for name, count in prefill.items():
             self.result.chunks.append((self.now, name, count))
@@ -182,11 +201,6 @@ class ShareSimulation:
         )
         self.scheduler.update_from_output(output, answer)
 
-    def _completes(self, name: str, output: Any) -> bool:
-        done = self._done.get(name, 0) + output.num_scheduled_tokens[name]
-        self._done[name] = done
-        return done >= self.scheduler.requests[name].num_prompt_tokens
-
-    @property
-    def _done(self) -> dict[str, int]:
-        return self.__dict__.setdefault("_done_tokens", {})
+    @staticmethod
+    def _read_in(request: Any) -> bool:
+        return request.num_computed_tokens >= request.num_prompt_tokens

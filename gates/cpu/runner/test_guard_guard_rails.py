@@ -167,6 +167,23 @@ def test_sync_runs_get_a_scheduler_that_keeps_the_share(flags, settings) -> None
         assert other.scheduler_config.scheduler_cls is None
 
 
+def test_sync_runs_by_priority_get_a_scheduler_that_withdraws_blocks(flags, settings) -> None:
+    from vllm_gaudi.runtime import guard_rails
+
+    settings(PREFILL_SHARE="1")
+    sync = {"scheduler_config__async_scheduling": False}
+    chosen = {}
+    for model_type, policy in (("beam", "priority"), ("beam", "fcfs"), ("llama", "priority")):
+        config = _config(model_type, **sync, scheduler_config__policy=policy)
+        guard_rails.check(config)
+        chosen[model_type, policy] = config.scheduler_config.scheduler_cls
+    assert chosen == {
+        ("beam", "priority"): guard_rails.SYNC_SCHEDULER,
+        ("beam", "fcfs"): None,
+        ("llama", "priority"): None,
+    }
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_scheduler_that_drops_the_share_is_refused(flags, settings, asynchronous: bool) -> None:
     """One the user chose must be derived from the one that keeps it, or the share must be off."""

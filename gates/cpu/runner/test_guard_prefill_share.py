@@ -110,6 +110,27 @@ def test_short_prompts_do_not_wait_longer(configs, settings, asynchronous: bool,
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_long_prompt_with_a_cached_beginning_is_short(configs, settings, asynchronous: bool, policy: str) -> None:
+    """The next turn of a conversation: what is left to compute counts, and it is known only from the cache."""
+    from gates.cpu.runner.share_simulation import ShareSimulation
+
+    settings()
+    config = configs(asynchronous)
+    config.cache_config.enable_prefix_caching = True
+    simulation = ShareSimulation(config, 0.75, policy=policy, decode_seconds=0.09)
+    simulation.add(0.0, "turn1", 40_000, 2, text="conversation")
+    for i in range(2):
+        simulation.add(15.0, f"decode{i}", 200, 200_000)
+    simulation.add(20.0, "long", LONG, 4)
+    simulation.add(30.0, "turn2", 41_000, 2, text="conversation")
+    result = simulation.run(60.0)
+    assert sum(c for _, n, c in result.chunks if n == "turn2") <= 41_000 - 39_000
+    assert result.first_token["turn2"] <= 30.0 + 3 * CHUNK
+    assert "long" not in result.first_token, "it was still reading in"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_nothing_waits_when_nothing_decodes(configs, settings, asynchronous: bool) -> None:
     settings()
     result = _simulate(configs, asynchronous, 0.75, decodes=0, until=200.0)
@@ -204,7 +225,12 @@ def test_held_prompts_keep_their_place() -> None:
     )
     queue = FCFSRequestQueue([make("a", 10), make("b", 50_000), make("c", 10), make("d", 50_000)])
     scheduler = SimpleNamespace(
-        waiting=queue, skipped_waiting=FCFSRequestQueue(), running=[make("x", 5)], current_step=3, requests={}
+        waiting=queue,
+        skipped_waiting=FCFSRequestQueue(),
+        running=[make("x", 5)],
+        current_step=3,
+        requests={},
+        kv_cache_manager=SimpleNamespace(enable_caching=False),
     )
     policy = _Policy(scheduler, 0.75, 0)
     policy.cycle.debt = 1.0

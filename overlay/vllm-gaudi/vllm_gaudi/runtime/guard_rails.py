@@ -128,7 +128,9 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
 
 
 def check(vllm_config: Any) -> None:
-    """Refuse unsupported combinations, and choose the scheduler a sync run needs for the prefill share.
+    """Refuse unsupported combinations, and choose the scheduler a sync run needs.
+
+    It keeps the prefill share, and by priority leaves no block in the prefix cache that was never computed.
 
     Raises:
         UnsupportedCombination: names every unsupported combination and the setting to change.
@@ -144,5 +146,7 @@ def check(vllm_config: Any) -> None:
         lines = "; ".join(f"{what} is not supported: {change}" for what, change in problems)
         raise UnsupportedCombination(lines)
     scheduler = vllm_config.scheduler_config
-    if gates.prefill_share(vllm_config) < 1 and not scheduler.async_scheduling and scheduler.scheduler_cls is None:
+    by_priority = gates.is_frontier(vllm_config) and getattr(scheduler, "policy", "fcfs") == "priority"
+    needed = by_priority or gates.prefill_share(vllm_config) < 1
+    if needed and not scheduler.async_scheduling and scheduler.scheduler_cls is None:
         scheduler.scheduler_cls = SYNC_SCHEDULER

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_gaudi.runtime import gates, settings
+from vllm_gaudi.runtime import gates, preempted_blocks, settings
 
 _SMOOTHING = 0.2  # weight of the newest step in the moving averages
 _OUTLIER = 4.0  # a step that took more than this many times the expected is a hiccup (compilation), not a cost
@@ -142,7 +142,21 @@ class _Policy:
 
     def is_long(self, request: Any) -> bool:
         """Whether more than the threshold is left to compute."""
-        return request.num_tokens - request.num_computed_tokens > self.threshold
+        left = request.num_tokens - request.num_computed_tokens
+        if left > self.threshold and not request.num_computed_tokens:
+            left -= self._cached(request)
+        return left > self.threshold
+
+    def _cached(self, request: Any) -> int:
+        """Tokens of a request that has not started which the prefix cache holds; the scheduler learns it at its start.
+
+        A lookup ends at the first block that is not there, and a request that is mostly there is not held again.
+        """
+        manager = self._scheduler.kv_cache_manager
+        if not manager.enable_caching or request.skip_reading_prefix_cache:
+            return 0
+        # Not through the manager, whose statistics count every question as a request.
+        return manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)[1]
 
     def before(self) -> None:
         scheduler = self._scheduler
@@ -201,6 +215,7 @@ def _policy(scheduler: Any) -> _Policy | None:
 
 def before_schedule(scheduler: Any) -> None:
     """Hold long prompts back for this step if they owe; call before the scheduler's own `schedule`."""
+    preempted_blocks.install(scheduler)
     policy = _policy(scheduler)
     if policy is not None:
         policy.before()
