@@ -225,3 +225,10 @@ def test_tag_grows_with_the_parameters_not_their_square():
         return len(json.dumps(turn_tag(TURN, TurnRules(tools=(Tool("f", schema),)))))
 
     assert size(256) < 16 * size(32)
+
+
+@pytest.mark.parametrize("turn", [TURN, MUSE], ids=["beam", "muse"])
+@pytest.mark.parametrize("entry", [["a"], {"a": 1}, 1, None])
+def test_required_entries_that_are_not_names_do_not_crash(turn, entry):
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": [entry]}
+    assert xgr.Grammar.from_structural_tag(tag_of(constrain({}, [tool(schema)], turn))) is not None

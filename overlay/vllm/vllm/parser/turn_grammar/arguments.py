@@ -96,7 +96,7 @@ def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters
     required = parameters.get("required") or ()
     if not isinstance(required, (list, tuple)):
         raise NotGrammar("required is not a list")
-    if missing := [name for name in required if name not in properties]:
+    if missing := [name for name in required if not isinstance(name, str) or name not in properties]:
         raise NotGrammar(f"required property {missing[0]!r} is not declared")
     definitions = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
     declared = []
