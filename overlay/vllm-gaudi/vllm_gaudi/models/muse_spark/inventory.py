@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from vllm_gaudi.models.beam.inventory import Expected, Inventory
+from vllm_gaudi.models.beam.inventory import PLAIN_DTYPES, Expected, Inventory
 from vllm_gaudi.models.beam.tensor_values import BeamCheckpointError, role_of
 from vllm_gaudi.models.muse_spark.config import MuseSparkTextConfig
 from vllm_gaudi.models.muse_spark.placement import GROUP
@@ -103,5 +103,11 @@ class MuseInventory(Inventory):
     def _mistyped(name: str, want: Expected, dtype: torch.dtype) -> str:
         found = str(dtype).removeprefix("torch.")
         if want.role in ("plain", "matrix", "router"):
-            return f"{name}: stored as {found}, but its module is not quantised, so it must be BF16"
-        return f"{name}: stored as {found}, but quantization_config says MXFP4; add it to exclude"
+            return (
+                f"{name}: stored as {found}, but its module is not quantised, so it must be BF16 or "
+                "another float of at least 16 bits"
+            )
+        if dtype in PLAIN_DTYPES and want.role == "packed":
+            return f"{name}: stored as {found}, but quantization_config says MXFP4; add it to exclude"
+        what = "E8M0 scales" if want.role == "packed_scale" else "packed MXFP4"
+        return f"{name}: stored as {found}; Muse Spark is served from {what} as uint8 there, take Quark's own export"
