@@ -53,6 +53,8 @@ def change(name: str, **fields: object) -> dict:
 
 
 HEADERS = {
+    "metadata as a list": ({**GOOD, "__metadata__": ["pt"]}, "__metadata__ in the header"),
+    "metadata of numbers": ({**GOOD, "__metadata__": {"a": 1}}, "__metadata__ in the header"),
     "overlap": (change("b", data_offsets=[11, 15]), "tensor b at offset .* overlaps"),
     "gap": (change("a", shape=[2, 2], data_offsets=[0, 8]), "tensor b at offset .* gap"),
     "beyond the file": (change("b", shape=[40], data_offsets=[12, 52]), "tensor b at offset .* truncated"),

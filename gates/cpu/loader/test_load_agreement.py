@@ -10,7 +10,7 @@ import pytest
 from processes import PROCESSES
 from torch.distributed import FileStore, TCPStore
 
-from vllm_gaudi.loader import agreement
+from vllm_gaudi.loader import agreement, pulse
 from vllm_gaudi.loader.agreement import Agreement, Alone, PeerError
 
 RANKS = 3
@@ -127,3 +127,31 @@ def test_progress_names_the_slowest_rank():
     line = progress([(3 * 10**9, 4 * 10**9), (10**9, 4 * 10**9)], 2.0)
     assert line == "4.0 of 8.0 GB on 2 ranks, 2.00 GB/s; slowest is rank 1 at 25 %, about 6 s left"
     assert "nothing read" in progress([(0, 5)], 1.0)
+    assert progress([None, (10**9, 4 * 10**9)], 1.0).startswith("1.0 of 4.0 GB on 1 of 2 ranks, ")
+
+
+def test_a_silent_rank_is_named_and_then_ends_the_load(tmp_path):
+    """One that is stopped, or dies where its process cannot be looked at; one that counts is left alone."""
+    store, now, lines = FileStore(str(tmp_path / "s"), 3), [0.0], []
+    first, second = (pulse.Pulse(store, rank, 3, 100.0, lambda: now[0]) for rank in (0, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pulse.logger, "warning", lambda text, *values: lines.append(text % values))
+        while not (late := first.late((1, 2))):
+            assert not second.late([0])
+            now[0] += 5.0
+            assert now[0] < 1000
+    assert (late, now[0]) == ("rank 2 (silent for 100 s)", 100.0)
+    assert lines[0] == "loading: rank 0 waits for rank 2 (silent for 30 s); the load ends after 100 s"
+    assert len(lines) == 3
+    patient = pulse.Pulse(store, 0, 3, 0, lambda: now[0])
+    now[0] += 10_000
+    assert not patient.late((1, 2)), "0 is any time"
+
+
+def test_agreement_ends_when_a_rank_is_silent(tmp_path, monkeypatch):
+    monkeypatch.setattr(pulse, "BEAT", 0.0)
+    monkeypatch.setattr(pulse, "NAMED", 0.0)
+    store = FileStore(str(tmp_path / "s"), 2)
+    first, _ = Agreement(store, 0, 2, 0.3), Agreement(store, 1, 2)
+    with pytest.raises(PeerError, match=r"waited in vain for rank 1 \(silent for 0 s\): stopped, or lost"):
+        first.meet("plan")

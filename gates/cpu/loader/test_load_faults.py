@@ -78,6 +78,10 @@ MUSE_LAST = "model.language_model.layers.6.mlp.experts.3."
 MUSE_FLAWS = {
     "missing packed weight": (drop(MUSE_LAST + "up_proj.weight"), r"experts\.3\.up_proj\.weight"),
     "missing E8M0 scale": (drop(MUSE_LAST + "up_proj.weight_scale"), r"experts\.3\.up_proj\.weight_scale"),
+    "scales as E8M0": (
+        replace(MUSE_LAST + "up_proj.weight_scale", lambda t: t.view(torch.float8_e8m0fnu)),
+        rf"safetensors: tensor {MUSE_LAST}up_proj.weight_scale at offset \d+: .*E8M0 scales as uint8 there",
+    ),
     "scale of a group too few": (
         replace(MUSE_LAST + "up_proj.weight_scale", lambda t: t[:, 1:].contiguous()),
         r"up_proj\.weight_scale: shape \(256, 2\)",

@@ -19,12 +19,15 @@ from typing import Any
 
 from torch.distributed import Store
 
+from vllm_gaudi.loader.pulse import Pulse
+
 logger = logging.getLogger(f"vllm.{__name__}")  # only loggers below "vllm" have a handler
 FAILED = "failed"
 LINGER = 5.0  # seconds
 POLL = 0.05  # seconds between two looks while waiting for the others
 MESSAGE = 8000  # characters of a message; more is cut
 AWAITED = 30.0  # seconds between two lines about ranks that are awaited
+PATIENCE = 900.0  # seconds of silence of another rank until the load ends
 PART = 4 << 20  # bytes of one value; the TCP store takes no more than 8 MiB
 
 
@@ -74,10 +77,14 @@ def _listed(ranks: Iterable[int]) -> str:
 
 
 class Agreement:
-    """One load of `ranks` ranks; `store` must be empty and of this load alone (see `PrefixStore`)."""
+    """One load of `ranks` ranks; `store` must be empty and of this load alone (see `PrefixStore`).
 
-    def __init__(self, store: Store, rank: int, ranks: int) -> None:
+    `patience`: seconds another rank may be silent (stopped, dead on another machine) before the load ends; 0: any time.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: int, patience: float = PATIENCE) -> None:
         self.store, self.rank, self.ranks = store, rank, ranks
+        self.pulse = Pulse(store, rank, ranks, patience)
         self._peers: dict[int, dict[str, Any]] = {}
         self._told = False
         self._machine = _machine()
@@ -94,15 +101,18 @@ class Agreement:
             ) from error
 
     def check(self, among: Iterable[int] | None = None) -> None:
-        """Raise PeerError if another rank has failed, or one `among` these (default: all) has died."""
+        """Raise PeerError if another rank has failed, or one `among` these (default: all) has died or gone silent."""
         self._listen()
-        for rank in range(self.ranks) if among is None else among:
+        among = range(self.ranks) if among is None else sorted(among)
+        for rank in among:
             if self._gone(rank):
                 # It may have failed and left between the two looks; its own words are better.
                 self._listen()
                 raise PeerError(
                     f"rank {rank} (process {self._peers[rank]['pid']}) died while loading; see its log and the kernel's"
                 )
+        if late := self._ask(lambda: self.pulse.late(among)):
+            raise PeerError(f"waited in vain for {late}: stopped, or lost with its machine; see its log")
 
     def _listen(self) -> None:
         if self._ask(lambda: self.store.check([FAILED])):
@@ -177,14 +187,16 @@ class Agreement:
         count = int(self._ask(lambda: self.store.get(f"{key}/{rank}")))
         return b"".join(self._ask(lambda p=part: self.store.get(f"{key}/{rank}/{p}")) for part in range(count))
 
-    def tell(self, done: int, total: int) -> list[tuple[int, int]]:
-        """Publish the bytes read of this rank; returns (done, total) of every rank that has done so."""
+    def tell(self, done: int, total: int) -> list[tuple[int, int] | None]:
+        """Publish the bytes read of this rank; returns (done, total) of every rank, None where it has told nothing."""
         self._ask(lambda: self.store.set(f"progress/{self.rank}", f"{done} {total}"))
-        told = []
+        told: list[tuple[int, int] | None] = []
         for rank in range(self.ranks):
             if self._ask(lambda r=rank: self.store.check([f"progress/{r}"])):
                 read, whole = self._ask(lambda r=rank: self.store.get(f"progress/{r}")).split()
                 told.append((int(read), int(whole)))
+            else:
+                told.append(None)
         return told
 
 
@@ -210,7 +222,7 @@ class Alone(Agreement):
         """This rank."""
         return [0]
 
-    def tell(self, done: int, total: int) -> list[tuple[int, int]]:
+    def tell(self, done: int, total: int) -> list[tuple[int, int] | None]:
         """This rank's own."""
         return [(done, total)]
 
@@ -218,7 +230,7 @@ class Alone(Agreement):
 _loads = 0
 
 
-def join() -> Agreement:
+def join(patience: float = PATIENCE) -> Agreement:
     """The agreement of the ranks of this process's world; every rank must call it equally often."""
     global _loads
     import torch.distributed as dist
@@ -228,4 +240,4 @@ def join() -> Agreement:
     _loads += 1
     # The store by which the process group met; there is no public way to it, nor another store that is there already.
     store = dist.PrefixStore(f"model_load/{_loads}", dist.distributed_c10d._get_default_store())
-    return Agreement(store, dist.get_rank(), dist.get_world_size())
+    return Agreement(store, dist.get_rank(), dist.get_world_size(), patience)

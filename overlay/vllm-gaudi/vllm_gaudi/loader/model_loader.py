@@ -26,33 +26,35 @@ if TYPE_CHECKING:
 # Only loggers below "vllm" have a handler.
 logger = init_logger(f"vllm.{__name__}")
 MAX_THREADS = 1024  # a rank; more wait for each other, not for storage
+MAY_BE_ZERO = ("shared_bytes", "patience_seconds")
 EVERY = 10.0  # seconds between two lines of progress
 
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Keys of `--model-loader-extra-config`, all in bytes but the first: reader threads, one read, host stacks at a
-    time, and the memory that the ranks of a node share (0: none, each reads for itself).
+    """Keys of `--model-loader-extra-config`: reader threads; in bytes one read, host stacks at a time, and the memory
+    that the ranks of a node share (0: none, each reads for itself); seconds a rank may be silent (0: any time).
     """
 
     threads: int = 16
     chunk_bytes: int = 8 << 20
     host_bytes: int = 4 << 30
     shared_bytes: int = 1 << 30
+    patience_seconds: int = 900
 
     @classmethod
     def of(cls, extra: dict[str, Any] | None) -> LoadSettings:
         """Settings from the extra config.
 
         Raises:
-            ValueError: an unknown key, or a value that is no positive integer (`shared_bytes` may be 0), or more than
+            ValueError: an unknown key, or a value that is no positive integer (`MAY_BE_ZERO` may be 0), or more than
                 `MAX_THREADS` threads.
         """
         names = [entry.name for entry in fields(cls)]
         for key, value in (extra or {}).items():
             if key not in names:
                 raise ValueError(f"--model-loader-extra-config: {key!r} is none of {', '.join(names)}")
-            if type(value) is not int or value < (key != "shared_bytes"):
+            if type(value) is not int or value < (key not in MAY_BE_ZERO):
                 raise ValueError(f"--model-loader-extra-config: {key} is {value!r}, must be a positive integer")
             if key == "threads" and value > MAX_THREADS:
                 raise ValueError(f"--model-loader-extra-config: threads is {value}, must be at most {MAX_THREADS}")
@@ -92,7 +94,7 @@ class FrontierModelLoader(BaseModelLoader):
         from vllm_gaudi.loader.plan import make_plan
         from vllm_gaudi.loader.rescale import Rescale
 
-        agreement = join()
+        agreement = join(self.settings.patience_seconds)
         try:
             _check_model(model)
             rescale, begin = Rescale(), time.monotonic()
@@ -146,6 +148,7 @@ def load_planned(
     )  # fmt: skip
     watch = _Watch(plan.kept_bytes, agreement)
     totals = Assembler(plan, dict(model.named_parameters()), rescale.table, *own, watch, sharing, agreement.fail).run()
+    watch.tell(totals)
     agreement.give("read_bytes", str(totals.bytes_read).encode())
     agreement.meet("read")
     if line := node_line(agreement, sum(entry.nbytes for entry in stored.values())):
@@ -177,18 +180,24 @@ class _Watch:
         if now - self.last < EVERY:
             return
         self.last = now
-        ranks = self.agreement.tell(min(totals.bytes_filled, self.kept_bytes), self.kept_bytes)
+        ranks = self.tell(totals)
         if self.agreement.rank == 0:
             logger.info("loading: %s", progress(ranks, now - self.begin))
 
+    def tell(self, totals: Totals) -> list[tuple[int, int] | None]:
+        """Tell the others how far this rank is, and hear how far they are."""
+        return self.agreement.tell(min(totals.bytes_filled, self.kept_bytes), self.kept_bytes)
 
-def progress(ranks: list[tuple[int, int]], seconds: float) -> str:
-    """(bytes filled, bytes to fill) per rank -> one line: sum, rate, the slowest rank and when it would be done."""
-    done, total = (sum(column) for column in zip(*ranks, strict=True))
-    slowest = min(range(len(ranks)), key=lambda rank: ranks[rank][0] / max(1, ranks[rank][1]))
-    read, whole = ranks[slowest]
+
+def progress(ranks: list[tuple[int, int] | None], seconds: float) -> str:
+    """(bytes filled, bytes to fill) per rank, None where not told -> one line: sum, rate, slowest rank, time left."""
+    told = {rank: entry for rank, entry in enumerate(ranks) if entry is not None}
+    done, total = (sum(column) for column in zip(*told.values(), strict=True))
+    slowest = min(told, key=lambda rank: told[rank][0] / max(1, told[rank][1]))
+    read, whole = told[slowest]
     left = f"about {max(0, whole - read) * seconds / read:.0f} s left" if read else "nothing read there yet"
+    of = f"{len(ranks)}" if len(told) == len(ranks) else f"{len(told)} of {len(ranks)}"
     return (
-        f"{done / 1e9:.1f} of {total / 1e9:.1f} GB on {len(ranks)} ranks, {done / 1e9 / seconds:.2f} GB/s; slowest is "
+        f"{done / 1e9:.1f} of {total / 1e9:.1f} GB on {of} ranks, {done / 1e9 / seconds:.2f} GB/s; slowest is "
         f"rank {slowest} at {100 * read / max(1, whole):.0f} %, {left}"
     )
