@@ -33,7 +33,7 @@ def test_the_others_hear_of_a_failure_while_a_read_hangs(checkpoint, monkeypatch
 
     monkeypatch.setattr(reader.Files, "read", read)
     monkeypatch.setattr(assemble, "HUNG", 0.2)
-    monkeypatch.setattr(agreement, "join", Told)
+    monkeypatch.setattr(agreement, "join", lambda patience: Told())
     ended = []
 
     def run():
