@@ -37,7 +37,7 @@ PUT = {
     "folder": os.mkdir,
     "dangling link": lambda path: os.symlink("nowhere", path),
     "looping link": lambda path: os.symlink(path.name, path),
-    "link to a device": lambda path: os.symlink("/dev/zero", path),
+    "link to a device": lambda path: os.symlink("/dev/null", path),
 }
 
 
