@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Muse Spark Open for vLLM on Gaudi, text only."""
 
+import logging
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 import habana_frameworks.torch as htorch
 import torch
@@ -36,6 +38,12 @@ def experts_packed(vllm_config: VllmConfig, config: MuseSparkTextConfig, layer: 
     prefix = EXCLUDE_PREFIX[vllm_config.model_config.hf_config.model_type]
     module = f"{prefix}layers.{layer}.mlp.experts"
     return quant is not None and quant.experts_quantized(module, config.num_local_experts)
+
+
+@cache
+def show_notice() -> None:
+    """Log the notice that the licence asks for, once a process and at whatever level the log is set to."""
+    logger.log(max(logging.INFO, logger.getEffectiveLevel()), NOTICE)
 
 
 class MuseSparkBlock(nn.Module):
@@ -134,7 +142,7 @@ class MuseSparkForConditionalGeneration(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
-        logger.info_once(NOTICE)
+        show_notice()
         self.config: MuseSparkTextConfig = vllm_config.model_config.hf_text_config
         check_serving(vllm_config)
         self.model = MuseSparkModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
