@@ -3,8 +3,8 @@
 
     python -m gates.tiny.serve CHECKPOINT --port 8000       # until Ctrl-C; in the serving environment
 
-The KV cache is small on purpose: the isolation gate drives the server into preemptions. 70 blocks of 128 tokens are what
-one request of full length may need: 16 of the full layer, 18 of each sliding one while its prompt is read.
+The KV cache is small on purpose: the isolation gate drives the server into preemptions. 70 blocks of 128 tokens
+are what one request of full length may need: 16 of the full layer, 18 of each sliding one while its prompt is read.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ def test_both_expert_kernels_give_one_network(model, tokens):
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING, logging.CRITICAL])
-def test_the_notice_is_logged_when_the_model_is_built(level, checkpoint, caplog):
+def test_the_notice_is_logged_when_the_model_is_built(level, checkpoint):
     from gates.cpu.beam.harness import Harness
     from vllm_gaudi.models.muse_spark import model as module
 
