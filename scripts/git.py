@@ -129,6 +129,9 @@ def run(
             stderr=None if progress else subprocess.PIPE,
             env=full,
             cwd=repo if repo is not None and repo.is_dir() else None,
+            # A git killed while it moves a branch leaves its lock behind, which stops the next run: it must outlive a
+            # signal to this process's group.
+            start_new_session=args[:1] == ("update-ref",),
             check=False,
         )
     except FileNotFoundError as exc:

@@ -17,6 +17,7 @@ import pytest
 
 from gates.build.demo import Demo, Tool, git, weakened, write
 from gates.build.sdists import make_sdist_demo
+from scripts import git as scripts_git
 
 POINTS = 10
 SEED = 20261129
@@ -201,3 +202,15 @@ def test_what_a_killed_run_had_staged_goes(demo: Demo, tool: Tool) -> None:
     demo.change({"own/more.txt": b"y\n"}, "More")
     tool.ok(demo, "export")
     assert not list((demo.root / "build").glob(".stage-*"))
+
+
+@pytest.mark.parametrize(("verb", "outlives"), [("update-ref", True), ("log", False)])
+def test_a_moving_branch_outlives_a_kill_of_the_group(
+    verb: str, outlives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git that is killed between its lock and its rename leaves HEAD.lock behind, and the next run stops there."""
+    program = tmp_path / "git"
+    program.write_text("#!/bin/sh\ncut -d' ' -f5 /proc/$$/stat\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert (int(scripts_git.run(None, verb)) != os.getpgrp()) == outlives
