@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 
 def _config(model_type: str = "beam", **changes: Any) -> Any:
@@ -17,7 +18,7 @@ def _config(model_type: str = "beam", **changes: Any) -> Any:
         model_config=SimpleNamespace(
             hf_config=text,
             hf_text_config=text,
-            dtype=None,
+            dtype=torch.bfloat16,
             is_hybrid=False,
             max_model_len=262_144,
             get_num_attention_heads=lambda parallel: 6,
@@ -135,6 +136,22 @@ def test_context_that_no_tile_can_hold_is_refused(flags, settings) -> None:
             continue
         with pytest.raises(guard_rails.UnsupportedCombination, match="lower --max-model-len"):
             guard_rails.check(_config())
+
+
+def test_chunk_whose_window_bias_wraps_is_refused(flags, settings) -> None:
+    """[32,384, 640 + 32,384] BF16 is below 2^31 bytes, [32,512, 640 + 32,512] above; FP32 halves both."""
+    from vllm_gaudi.runtime import guard_rails
+
+    def chunk(tokens: int, model_type: str = "beam", **changes: Any) -> Any:
+        return _config(model_type, scheduler_config__max_num_batched_tokens=tokens, **changes)
+
+    settings()
+    guard_rails.check(chunk(32_384))
+    guard_rails.check(chunk(262_144, "llama"))
+    guard_rails.check(chunk(262_144, model_config__max_model_len=32_384))
+    for config in (chunk(32_512), chunk(32_384, model_config__dtype=torch.float32)):
+        with pytest.raises(guard_rails.UnsupportedCombination, match="set --max-num-batched-tokens to 16384 or less"):
+            guard_rails.check(config)
 
 
 def test_blocks_upstream_cannot_count_need_arrays(flags, settings) -> None:

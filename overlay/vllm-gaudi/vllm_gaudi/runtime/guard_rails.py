@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from vllm_gaudi.runtime import gates, long_attention, settings
+from vllm_gaudi.runtime import gates, long_attention, settings, windows
 from vllm_gaudi.runtime.host_lists import EXACT_IN_BFLOAT16
 
 SYNC_SCHEDULER = "vllm_gaudi.runtime.sync_scheduler.PrefillShareScheduler"
@@ -60,6 +60,18 @@ def _row_over_the_budget(vllm_config: Any) -> int:
     return needed if needed >= settings.current().attention_workspace_bytes else 0
 
 
+def _window_plane(vllm_config: Any) -> int:
+    """Bytes of the bias [chunk, window list + chunk] that a sliding layer builds for the largest prefill chunk.
+
+    Unlike a full layer's it is never built in tiles: a window list is short, so only a huge chunk makes it too large.
+    """
+    model = vllm_config.model_config
+    chunk = min(vllm_config.scheduler_config.max_num_batched_tokens, model.max_model_len)
+    block_size = _block_size(vllm_config)
+    listed = windows.width(model.hf_text_config.sliding_window, block_size) * block_size
+    return chunk * (listed + chunk) * model.dtype.itemsize
+
+
 def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
     """(what is not supported, what to change) for everything that is switched on.
 
@@ -72,11 +84,11 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
     if contiguous is None:
         contiguous = not vllm_config.cache_config.enable_prefix_caching
     found = []
-    windows = gates.has_exact_windows(vllm_config)
+    exact = gates.has_exact_windows(vllm_config)
     tiles = gates.long_attention(vllm_config)
     share = gates.prefill_share(vllm_config) < 1
-    if windows or tiles or share:
-        what = "exact sliding windows" if windows else "tiled attention" if tiles else "the prefill share"
+    if exact or tiles or share:
+        what = "exact sliding windows" if exact else "tiled attention" if tiles else "the prefill share"
         if vllm_config.speculative_config is not None:
             found.append((f"{what} with speculative decoding", "remove --speculative-config"))
         if parallel.data_parallel_size > 1:
@@ -96,10 +108,10 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
     if chosen is not None and not _keeps_the_share(chosen):
         advice = f"remove it, derive it from {SYNC_SCHEDULER}, or set {settings.variable('prefill_share')}=1"
         found.append((f"the prefill share with --scheduler-cls {_name(chosen)}", advice))
-    if windows and contiguous:
+    if exact and contiguous:
         found.append(("window block lists with contiguous paged attention", "set VLLM_CONTIGUOUS_PA=false"))
     if gates.windowed_kv(vllm_config):
-        if not windows:
+        if not exact:
             found.append(("windowed KV without exact windows", f"set {settings.variable('exact_window')}=on"))
         if gates.compiled(vllm_config):
             found.append(("windowed KV under torch.compile", "set PT_HPU_LAZY_MODE=1"))
@@ -107,9 +119,9 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
             found.append(("windowed KV with dynamic FP8 scales", "unset VLLM_DYNAMIC_KV_QUANT"))
     elif settings.current().windowed_kv == "on" and gates.interleaves_windows(vllm_config):
         found.append(("windowed KV without the hybrid manager", "remove --disable-hybrid-kv-cache-manager"))
-    if (windows or tiles) and flags.VLLM_MERGED_PREFILL:
+    if (exact or tiles) and flags.VLLM_MERGED_PREFILL:
         found.append(("merged prefill", "unset VLLM_MERGED_PREFILL"))
-    if windows or tiles or share:
+    if exact or tiles or share:
         lists_off = settings.current().host_lists == "off"
         if lists_off and _block_size(vllm_config) > EXACT_IN_BFLOAT16:
             found.append(
@@ -124,6 +136,13 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
         found.append((f"a context of {vllm_config.model_config.max_model_len} tokens under {budget}", advice))
     if tiles and flags.VLLM_BUCKETING_STRATEGY == "pad" and flags.VLLM_HPU_FSDPA_SLICE_ENABLED is not False:
         found.append(("tiled attention with upstream's key slicing", "set VLLM_HPU_FSDPA_SLICE_ENABLED=false"))
+    if (exact or tiles) and gates.interleaves_windows(vllm_config):
+        plane, limit = _window_plane(vllm_config), long_attention.BIAS_PLANE_LIMIT
+        if plane >= limit:
+            what = (
+                f"a prefill chunk whose sliding layers need a bias of {plane} bytes (the kernel reads {limit} wrongly)"
+            )
+            found.append((what, "set --max-num-batched-tokens to 16384 or less"))
     return found
 
 
