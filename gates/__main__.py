@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import sys
+import traceback
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from gates.core.errors import GateError
-from gates.core.runner import EXIT_USAGE
+from gates.core.profile import PROFILES
+from gates.core.runner import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 
 DEFAULT_LEDGER = Path("ledger/gates.jsonl")
 
@@ -20,11 +25,19 @@ def _parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", help="run gates against a server and append to the ledger")
     run.add_argument("--base-url", default=os.environ.get("GATES_BASE_URL", "http://127.0.0.1:8000"))
     run.add_argument("--api-key", default=os.environ.get("GATES_API_KEY", ""), help="default: $GATES_API_KEY")
+    run.add_argument("--model", help="served model to judge; default: the first that the server lists")
     run.add_argument("--only", action="append", default=[], metavar="NAME", help="gate or category; repeatable")
-    run.add_argument("--profile", default="quick", help="tiny, quick or node")
+    run.add_argument("--list", action="store_true", help="name every gate, and run none")
+    run.add_argument("--profile", default="quick", help=", ".join(PROFILES))
     run.add_argument("--floor", action="store_true", help="also measure the server against itself")
     run.add_argument("--reference", type=Path, help="scores of the CPU reference (python -m gates.oracle.passages)")
-    run.add_argument("--fresh", action="store_true", help="start a new run even where one can be resumed")
+    which = run.add_mutually_exclusive_group()
+    which.add_argument("--fresh", action="store_true", help="start a new run even where one was killed")
+    which.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the last run even if it ended: try again what it did not judge",
+    )
     run.add_argument("--server-args", default="", help="the server's arguments, for the record")
     run.add_argument("--server-log", type=Path, help="the server's log, where it can be read: state hash, cold graphs")
     run.add_argument("--ledger", type=Path, default=DEFAULT_LEDGER)
@@ -47,21 +60,27 @@ def _run(args: argparse.Namespace) -> int:
     from gates.core import gate, ledger, profile, runner, server_facts, thresholds
     from gates.core.client import Client
 
+    if args.list:
+        return _list()
     chosen = runner.select(gate.discover(), args.only)
     sizes = profile.get(args.profile)
-    client = Client(args.base_url, api_key=args.api_key, deadline_s=sizes.deadline_s, concurrency=sizes.concurrency)
+    client = Client(
+        args.base_url,
+        api_key=args.api_key,
+        deadline_s=sizes.deadline_s,
+        concurrency=sizes.concurrency,
+        model=args.model,
+    )
     facts = server_facts.read(client)
+    if not args.model and len(client.models()) > 1:
+        _say(f"the server lists several models; judged is `{facts.model}` (--model chooses)")
     identity = {
         "base_url": client.root,
         "profile": sizes.name,
         "server": facts.to_json(),
         "server_args": args.server_args,
+        "asked_with": _asked_with(args),
     }
-    writer = ledger.Writer(args.ledger)
-    resumed = None if args.fresh else ledger.resumable(args.ledger, identity)
-    run = resumed or writer.start(identity)
-    if resumed:
-        _say(f"resuming the run of {run.header['started']}: {len(run.results)} results kept (--fresh starts anew)")
     ctx = gate.Context(
         client=client,
         facts=facts,
@@ -71,15 +90,45 @@ def _run(args: argparse.Namespace) -> int:
         reference=args.reference,
         server_log=args.server_log,
     )
-    code = runner.run_all(chosen, ctx, writer, run, say=_say)
+    with ledger.Writer(args.ledger) as writer:
+        if writer.torn:
+            _say(f"the last line of {args.ledger} was torn by a kill: dropped")
+        resumed = None if args.fresh else writer.resumable(identity, again=args.resume)
+        run = resumed or writer.start(identity)
+        if resumed:
+            _say(f"resuming the run of {run.header['started']}: {len(run.results)} results kept (--fresh starts anew)")
+        code = runner.run_all(chosen, ctx, writer, run, say=_say)
     for entry in chosen:
         result = run.results[entry.name]
         print(f"{result.verdict.value}\t{result.gate}\t{result.reason}")
+    counted = Counter(run.results[entry.name].verdict.value for entry in chosen)
+    _say(f"{', '.join(f'{count} {word}' for word, count in counted.items())}: exit code {code}")
     if args.report:
         from gates.report import render
 
         _say(f"report: {render.write(args.ledger, args.report)}")
     return code
+
+
+def _asked_with(args: argparse.Namespace) -> dict[str, Any]:
+    """What else decides a verdict: the gates themselves, their limits, the reference, what was asked for.
+
+    Raises:
+        GateError: a file that was named is not there.
+    """
+    root = Path(__file__).parent
+    gates = hashlib.sha256()
+    for path in sorted([*root.glob("core/*.py"), *root.glob("device/*.py"), root / "thresholds.toml"]):
+        gates.update(path.read_bytes())
+    digests = {}
+    for name in ("reference", "server_log"):
+        path = getattr(args, name)
+        if path is not None and not path.is_file():
+            raise GateError("no such file", where=f"--{name.replace('_', '-')} {path}", action="check the path")
+        digests[name] = None if path is None else str(path)
+    if args.reference is not None:
+        digests["reference"] = hashlib.sha256(args.reference.read_bytes()).hexdigest()
+    return {**digests, "gates": gates.hexdigest(), "floor": args.floor}
 
 
 def _list() -> int:
@@ -91,7 +140,7 @@ def _list() -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 all passed or skipped, 1 a gate failed, 2 wrong usage or input, 3 a gate broke."""
+    """Exit codes: 0 all passed or skipped, 1 a gate failed, 2 wrong usage or input, 3 a gate broke, 130 interrupted."""
     args = _parser().parse_args(argv)
     try:
         if args.verb == "run":
@@ -108,7 +157,17 @@ def main(argv: list[str] | None = None) -> int:
     except GateError as error:
         _say(f"error: {error}")
         return EXIT_USAGE
+    except KeyboardInterrupt:
+        _say("interrupted: the same command goes on where it was")
+        return EXIT_INTERRUPTED
+    except Exception:  # a bug of this tool must not look like a verdict on the server
+        traceback.print_exc()
+        return EXIT_ERROR
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == EXIT_INTERRUPTED:
+        sys.stdout.flush()
+        os._exit(code)  # requests still under way would hold the process until their deadlines
+    sys.exit(code)

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gates.controls import faults, proxy, toy_server
-from gates.core import gate, profile, server_facts, thresholds
+from gates.core import control_values, gate, profile, server_facts, thresholds
 from gates.core.client import Client
-from gates.core.result import Verdict
+from gates.core.result import GateResult, Verdict
 from gates.core.runner import run_one
 
 # A fault may also trip gates that are not its own, where it spoils what they measure; named here, with the reason.
@@ -67,16 +67,26 @@ def context(
     return gate.Context(client, facts, sizes, thresholds.load(), cache_dir=cache, reference=reference)
 
 
-def verdicts(ctx: gate.Context, gates: Iterable[gate.Gate]) -> dict[str, tuple[Verdict, str]]:
+def verdicts(
+    ctx: gate.Context, gates: Iterable[gate.Gate], results: dict[str, GateResult] | None = None
+) -> dict[str, tuple[Verdict, str]]:
+    """Verdict and reason by gate; whole results go into `results`."""
     out = {}
     for entry in gates:
         result = run_one(entry, ctx)
         out[entry.name] = (result.verdict, result.reason)
+        if results is not None:
+            results[entry.name] = result
     return out
 
 
 def spoiled(
-    base_url: str, name: str, cache: Path, gates: Iterable[gate.Gate], **options: object
+    base_url: str,
+    name: str,
+    cache: Path,
+    gates: Iterable[gate.Gate],
+    results: dict[str, GateResult] | None = None,
+    **options: object,
 ) -> dict[str, tuple[Verdict, str]]:
     """Verdicts of gates against the server spoiled by one fault; the cache holds what the good server recorded."""
     server, address = proxy.serve(base_url, faults.make(name))
@@ -84,7 +94,7 @@ def spoiled(
         ctx = context(base_url, cache, **options)  # type: ignore[arg-type]
         client = Client(address, deadline_s=ctx.profile.deadline_s, concurrency=ctx.profile.concurrency)
         client._model = ctx.facts.model  # known from the good server, so that a broken list does not hide the gate
-        return verdicts(dataclasses.replace(ctx, client=client), gates)
+        return verdicts(dataclasses.replace(ctx, client=client), gates, results)
     finally:
         server.shutdown()
 
@@ -104,6 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--reference", type=Path, help="scores of the CPU reference (python -m gates.oracle.passages)")
     parser.add_argument("--only", action="append", default=[], choices=faults.NAMES, help="fault; repeatable")
     parser.add_argument("--own", action="store_true", help="per fault only its own gates, where the server is slow")
+    parser.add_argument("--record", action="store_true", help="keep what each gate saw in gates/control_values.json")
     args = parser.parse_args(argv)
     base = args.base_url or toy_server.start()[1]
     all_gates = list(gate.discover().values())
@@ -112,17 +123,25 @@ def main(argv: list[str] | None = None) -> int:
     healthy = verdicts(context(base, good_cache, **options), all_gates)
     print("healthy", {k: v[0].value for k, v in healthy.items() if v[0] not in (Verdict.PASS, Verdict.SKIP)})
     wrong = 0
+    controls: dict[str, control_values.Control] = {}
     for name in args.only or faults.NAMES:
         cache = Path(tempfile.mkdtemp(prefix="gate-controls-"))
         shutil.copytree(good_cache, cache, dirs_exist_ok=True)
         passing = [g for g in all_gates if healthy[g.name][0] is Verdict.PASS]
         chosen = [g for g in passing if not args.own or name in g.faults]
-        seen = spoiled(base, name, cache, chosen, **options)
+        results: dict[str, GateResult] = {}
+        seen = spoiled(base, name, cache, chosen, results, **options)
         due = {g.name for g in all_gates if name in g.faults and g.name in seen}
         red = {k for k, v in seen.items() if v[0] in (Verdict.FAIL, Verdict.ERROR)}
+        for gate_name in sorted(due & red):
+            figure = results[gate_name].measurement
+            if figure is not None and figure.value is not None:
+                controls.setdefault(gate_name, control_values.Control(name, figure.value, figure.unit))
         missed, extra = due - red, unexpected(name, seen, due)
         wrong += bool(missed or extra)
         print(f"{name}: red {sorted(red & due)}, also {sorted(red - due)}; missed {sorted(missed)}; unexpected {extra}")
+    if args.record:
+        control_values.save(args.profile, controls)
     return 1 if wrong else 0
 
 

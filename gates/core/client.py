@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gates' HTTP client: every request has a total deadline, every oddity of a server has a name.
-
-httpx's own timeouts are per read, so a server that drips one byte a second would never time out; here the deadline
-covers the whole exchange, streams included.
-"""
+"""The gates' HTTP client: every request has a total deadline, every oddity of a server has a name."""
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
 
 from gates.core.errors import GateError
+from gates.core.transport import DeadlineTransport, until
+
+MOST_BYTES = 64 << 20  # of one answer, unless the call expects more
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,6 +25,10 @@ R = TypeVar("R")
 
 class ServerTrouble(GateError):
     """The server did not answer as an OpenAI-compatible server does: the gate ends in ERROR, not in FAIL."""
+
+
+class OutOfTime(GateError):
+    """The gate's own time is over: nothing more may be asked for it. No verdict on the server."""
 
 
 @dataclass(frozen=True)
@@ -81,40 +86,83 @@ class Client:
     """A server under test.
 
     Args:
-        base_url: with or without the trailing `/v1`.
+        base_url: with or without the trailing `/v1`; a user and password in it are sent, and kept out of `root`.
         api_key: sent as a bearer token when set.
         deadline_s: total seconds a request may take, unless a call says otherwise.
         concurrency: most requests under way at once.
+        model: served name to judge; the first that is listed otherwise.
+
+    Raises:
+        GateError: no usable address, or a key that no header can hold.
     """
 
-    def __init__(self, base_url: str, *, api_key: str = "", deadline_s: float = 120.0, concurrency: int = 8) -> None:
-        root = base_url.rstrip("/")
-        self.root = root[: -len("/v1")] if root.endswith("/v1") else root
-        if not self.root.startswith(("http://", "https://")):
-            raise GateError(f"{base_url!r} is not an address", action="give it as http://HOST:PORT")
-        self.api_key, self.deadline_s, self.concurrency = api_key, deadline_s, concurrency
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # Concurrency is bounded by the callers; a bounded pool would close idle connections under other threads' feet.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        deadline_s: float = 120.0,
+        concurrency: int = 8,
+        model: str | None = None,
+    ) -> None:
+        url = _address(base_url)
+        key = api_key.strip()
+        if not all("!" <= c <= "~" for c in key):
+            raise GateError("the API key holds a character that no header can", action="see $GATES_API_KEY, --api-key")
+        if key and url.userinfo:
+            raise GateError("an API key and a password in the address", action="give one of them")
+        self.root = str(url.copy_with(username=None, password=None)).rstrip("/").removesuffix("/v1")
+        self.api_key, self.deadline_s, self.concurrency = key, deadline_s, concurrency
+        self.auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+        self._http = self._connect()
+        self._model = model
+        self._end: float | None = None
+
+    def _connect(self) -> httpx.Client:
+        # identity: a small compressed answer could unfold to more than the memory holds.
+        headers = {"Accept-Encoding": "identity"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
         # trust_env: a proxy for the outside world must not be asked for a server on this host.
-        self._http = httpx.Client(headers=headers, limits=limits, trust_env=False)
-        self._model: str | None = None
+        return httpx.Client(headers=headers, auth=self.auth, transport=DeadlineTransport(), trust_env=False)
 
     def close(self) -> None:
         self._http.close()
 
+    def ending(self, seconds: float) -> Client:
+        """This client, for a gate that has `seconds` left: no request starts or lasts past them (`OutOfTime`).
+
+        It has connections of its own: one that a server closed on the gate before must not fail in this one.
+        """
+        other = copy.copy(self)
+        other._http = self._connect()
+        other._end = time.monotonic() + seconds
+        return other
+
+    def window(self) -> AbstractContextManager[None]:
+        """For requests of another client over `DeadlineTransport`: ends them as one of this client's would end."""
+        end = time.monotonic() + self.deadline_s
+        return until(end if self._end is None else min(end, self._end))
+
     # -- plumbing ---------------------------------------------------------------------------------------------------
-    def _send(self, method: str, path: str, body: Any, deadline_s: float | None) -> Iterator[tuple[str, Any, float]]:
+    def _send(
+        self, method: str, path: str, body: Any, deadline_s: float | None, most_bytes: int = MOST_BYTES
+    ) -> Iterator[tuple[str, Any, float]]:
         """Yield ("status", code, t), then ("bytes", piece, t) until the body ends.
 
         Raises:
-            ServerTrouble: refused, reset, or past the deadline.
+            ServerTrouble: refused, reset, past the deadline, or more than `most_bytes` of body.
+            OutOfTime: the gate's time is over.
         """
         limit = self.deadline_s if deadline_s is None else deadline_s
         start = time.monotonic()
         where = f"{method} {path}"
         content = None if body is None else (body if isinstance(body, bytes) else json.dumps(body).encode())
+        end = start + limit if self._end is None else min(start + limit, self._end)
+        answered, size = False, 0
         try:
+            if end <= start:
+                raise httpx.ReadTimeout("too late to ask")
             request = self._http.build_request(
                 method,
                 self.root + path,
@@ -122,29 +170,45 @@ class Client:
                 headers={"Content-Type": "application/json"} if content is not None else {},
                 timeout=httpx.Timeout(limit, connect=min(limit, 10.0)),
             )
-            response = self._http.send(request, stream=True)
+            with until(end):
+                response = self._http.send(request, stream=True)
             try:
+                answered = True
                 yield "status", response.status_code, time.monotonic() - start
-                for piece in (
-                    response.iter_raw() if not response.headers.get("content-encoding") else response.iter_bytes()
-                ):
-                    now = time.monotonic() - start
-                    if now > limit:
-                        raise ServerTrouble(
-                            f"no end of the answer after {limit:g} s", where=where, action="is it hung?"
-                        )
-                    yield "bytes", piece, now
+                pieces = response.iter_bytes()
+                while True:
+                    with until(end):
+                        piece = next(pieces, None)
+                    if piece is None:
+                        return
+                    size += len(piece)
+                    if size > most_bytes:
+                        raise ServerTrouble(f"an answer of more than {most_bytes} bytes", where=where)
+                    yield "bytes", piece, time.monotonic() - start
             finally:
                 response.close()
         except httpx.TimeoutException as error:
+            if self._end is not None and time.monotonic() >= self._end:
+                raise OutOfTime("the gate's time is over", where=where) from error
+            if answered:
+                text = f"no end of the answer after {limit:g} s"
+                raise ServerTrouble(text, where=where, action="is it hung?") from error
             raise ServerTrouble(f"no answer within {limit:g} s", where=where, action="see the server's log") from error
         except httpx.HTTPError as error:
             raise ServerTrouble(f"{type(error).__name__}: {error}", where=where, action="is the server up?") from error
 
-    def request(self, method: str, path: str, body: Any = None, *, deadline_s: float | None = None) -> Reply:
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        deadline_s: float | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> Reply:
         """One exchange, any status. The body is decoded where it is JSON."""
         status, elapsed, pieces = 0, 0.0, []
-        for kind, value, now in self._send(method, path, body, deadline_s):
+        for kind, value, now in self._send(method, path, body, deadline_s, most_bytes):
             elapsed = now
             if kind == "status":
                 status = value
@@ -153,17 +217,17 @@ class Client:
         text = b"".join(pieces).decode("utf-8", "replace")
         try:
             data = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             data = None
         return Reply(status=status, text=text, data=data, elapsed_s=elapsed)
 
-    def ok(self, method: str, path: str, body: Any = None, *, deadline_s: float | None = None) -> dict[str, Any]:
-        """One exchange that must be a 200 with a JSON object.
+    def ok(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
+        """One exchange that must be a 200 with a JSON object; options as for `request`.
 
         Raises:
             ServerTrouble: any other status, or another body.
         """
-        reply = self.request(method, path, body, deadline_s=deadline_s)
+        reply = self.request(method, path, body, **options)
         if reply.status != 200:
             raise ServerTrouble(f"status {reply.status}: {reply.text[:160]!r}", where=f"{method} {path}")
         return reply.json()
@@ -213,7 +277,7 @@ class Client:
             return False
         try:
             chunk = json.loads(payload)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ServerTrouble(f"a chunk is not JSON: {payload[:60]!r}", where=where) from error
         if not isinstance(chunk, dict):
             raise ServerTrouble(f"a chunk is not an object: {payload[:60]!r}", where=where)
@@ -235,13 +299,23 @@ class Client:
     # -- the OpenAI surface -----------------------------------------------------------------------------------------
     @property
     def model(self) -> str:
-        """The served model's name: the first that `/v1/models` lists."""
+        """The served model's name: the one that was chosen, or the first that `/v1/models` lists."""
         if self._model is None:
-            models = self.ok("GET", "/v1/models").get("data")
-            if not isinstance(models, list) or not models or not isinstance(models[0], dict) or "id" not in models[0]:
-                raise ServerTrouble("no model listed", where="GET /v1/models", action="is the server ready?")
-            self._model = str(models[0]["id"])
+            self._model = str(self.models()[0]["id"])
         return self._model
+
+    def models(self) -> list[dict[str, Any]]:
+        """The cards that `/v1/models` lists, each with an `id`.
+
+        Raises:
+            ServerTrouble: there is none.
+        """
+        listed = self.ok("GET", "/v1/models").get("data")
+        cards = listed if isinstance(listed, list) else []
+        named = [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str) and c["id"]]
+        if not named:
+            raise ServerTrouble("no model listed", where="GET /v1/models", action="is the server ready?")
+        return named
 
     def chat(
         self, messages: list[dict[str, Any]] | str, *, deadline_s: float | None = None, **options: Any
@@ -253,10 +327,18 @@ class Client:
         answer = self.ok("POST", "/v1/chat/completions", body, deadline_s=deadline_s)
         return _with_choices(answer, "/v1/chat/completions")
 
-    def complete(self, prompt: str | list[int], *, deadline_s: float | None = None, **options: Any) -> dict[str, Any]:
+    def complete(
+        self,
+        prompt: str | list[int],
+        *,
+        deadline_s: float | None = None,
+        most_bytes: int = MOST_BYTES,
+        **options: Any,
+    ) -> dict[str, Any]:
         """A plain completion of text or token ids. Returns the decoded answer."""
         body = {"model": self.model, "prompt": prompt, **options}
-        return _with_choices(self.ok("POST", "/v1/completions", body, deadline_s=deadline_s), "/v1/completions")
+        answer = self.ok("POST", "/v1/completions", body, deadline_s=deadline_s, most_bytes=most_bytes)
+        return _with_choices(answer, "/v1/completions")
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids by the server's own tokenizer, special tokens as the server adds them to a prompt."""
@@ -265,6 +347,24 @@ class Client:
         if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
             raise ServerTrouble("no token ids", where="POST /tokenize")
         return tokens
+
+
+def _address(text: str) -> httpx.URL:
+    """A server's address.
+
+    Raises:
+        GateError: no http address, or one with a query or a fragment.
+    """
+    try:
+        url = httpx.URL(text.strip())
+    except (httpx.InvalidURL, ValueError) as error:
+        raise GateError(
+            f"not an address ({error})", where="--base-url", action="give it as http://HOST:PORT"
+        ) from error
+    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
+        shown = str(url.copy_with(username=None, password=None)) if url.host else text
+        raise GateError(f"{shown!r} is not an address", where="--base-url", action="give it as http://HOST:PORT")
+    return url
 
 
 def _closed(path: str, out: Stream) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one error a gate tool raises on purpose."""
+"""What a gate tool raises on purpose."""
 
 from __future__ import annotations
 
@@ -22,3 +22,7 @@ class GateError(Exception):
         if action:
             text += f": {action}"
         super().__init__(text)
+
+
+class Failed(Exception):
+    """What the server answered is wrong in itself, whatever is measured: FAIL. The text says how."""

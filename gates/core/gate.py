@@ -37,6 +37,7 @@ class Context:
         cache_dir: for reference scores.
         reference: scores of the CPU reference on given passages (gates/core/reference.py), if any.
         server_log: the server's log, if it can be read here.
+        seeds: those the gate has drawn from, for the record.
     """
 
     client: Client
@@ -48,6 +49,13 @@ class Context:
     cache_dir: Path = Path("build/gate-cache")
     reference: Path | None = None
     server_log: Path | None = None
+    seeds: set[int] = field(default_factory=set)
+
+    def seed(self, offset: int = 0) -> int:
+        """The profile's seed plus an offset; remembered, so that the result tells it."""
+        value = self.profile.seed + offset
+        self.seeds.add(value)
+        return value
 
     @property
     def wording(self) -> Wording:
@@ -75,7 +83,6 @@ class Gate:
         name: kebab-case, unique; also the key in thresholds.toml where it has a limit.
         category: `quality`, `isolation`, `api`, `robustness` or `operation`; the report's sections.
         summary: one line for `--list`.
-        estimate_s: rough duration per profile name, for progress only.
         run: the work; returns a result, raises Skip, or raises GateError (the gate broke or the server is no server).
         faults: names of the known faults (gates/controls) this gate must turn red on.
     """
@@ -85,7 +92,6 @@ class Gate:
     summary: str
     run: Callable[[Context], GateResult]
     faults: tuple[str, ...] = ()
-    estimate_s: Mapping[str, float] = field(default_factory=dict)
 
 
 CATEGORIES = ("quality", "isolation", "api", "robustness", "operation")

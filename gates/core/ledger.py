@@ -1,136 +1,233 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger: JSON lines, one header per run and one line per finished gate, appended and flushed as they finish.
+"""The ledger: JSON lines, a header per run, a line per finished gate, an end per finished run; flushed as they come.
 
-A run that was killed is resumed from its ledger: a gate with a result line is not repeated. A torn last line (the
-process died while writing) is dropped with a note; a torn line anywhere else is an error, since it means the file was
-edited or mixed.
+A run that was killed has no end: the next one that asks the same goes on with it and repeats no gate that has a
+verdict. A last line without its newline (the process died while writing it) never counted: it is cut off by the next
+run; a torn line anywhere else is an error, since it means the file was edited or mixed.
 """
 
 from __future__ import annotations
 
 import datetime
+import errno
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from gates.core.errors import GateError
-from gates.core.result import SCHEMA_VERSION, GateResult, Verdict, dumps, from_json
+from gates.core.result import READABLE, SCHEMA_VERSION, GateResult, Verdict, dumps, from_json
+
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system that has none
+_NO_LEDGER = "choose another --ledger, or move the file away"
 
 
 @dataclass
 class Run:
-    """One run: what was asked of which server, and what came out, in order."""
+    """One run: what was asked of which server, what came out, in order, and whether it came to its end."""
 
     header: dict[str, Any]
     results: dict[str, GateResult] = field(default_factory=dict)
+    ended: bool = False
+
+    @property
+    def server(self) -> dict[str, Any]:
+        return self.header.get("server") or {}
 
     @property
     def lock_hash(self) -> str:
-        return str(self.header.get("server", {}).get("lock_hash") or "unknown")
+        return str(self.server.get("lock_hash") or "unknown")
+
+    def same(self, identity: Mapping[str, Any]) -> bool:
+        """Whether it asked what `identity` (header fields) asks."""
+        return all(self.header.get(key) == value for key, value in identity.items())
 
 
-def _parse(path: Path) -> list[Run]:
+def _parse(raw: bytes, path: Path) -> tuple[list[Run], int | None]:
+    """Runs, oldest first, and the offset of a torn last line."""
+    runs: list[Run] = []
+    *lines, tail = raw.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            _line(line, f"{path}:{number}", runs)
+    if not tail:
+        return runs, None
+    if not runs:
+        raise GateError("not a gate ledger", where=f"{path}:1", action=_NO_LEDGER)
+    return runs, len(raw) - len(tail)
+
+
+def _line(line: bytes, where: str, runs: list[Run]) -> None:
+    try:
+        data = json.loads(line)
+        if not isinstance(data, dict):
+            raise ValueError("not an object")
+    except (ValueError, RecursionError) as error:
+        raise GateError("not a JSON object", where=where, action="restore the file or remove the line") from error
+    schema, kind = data.get("schema"), data.get("kind")
+    if type(schema) is not int:
+        raise GateError("no schema version: not a gate ledger", where=where, action=_NO_LEDGER)
+    if schema > SCHEMA_VERSION:
+        raise GateError(
+            f"ledger schema {schema} is newer than {SCHEMA_VERSION}, the newest this checkout reads",
+            where=where,
+            action="update the checkout, or write to another ledger",
+        )
+    if schema not in READABLE:
+        raise GateError(f"ledger schema {schema} is unknown", where=where, action=_NO_LEDGER)
+    if kind == "run":
+        header = {k: v for k, v in data.items() if k not in ("kind", "schema")}
+        if not isinstance(header.get("server", {}), dict):
+            raise GateError("`server` is no object", where=where, action="restore the file")
+        runs.append(Run(header))
+    elif kind not in ("result", "end"):
+        raise GateError(f"unknown line kind {kind!r}", where=where, action="restore the file")
+    elif not runs:
+        raise GateError(f"a line of kind {kind} before any run header", where=where, action="restore the file")
+    elif kind == "end":
+        runs[-1].ended = True
+    else:
+        result = from_json(data, where=where)
+        runs[-1].results[result.gate] = result
+
+
+def load(path: Path) -> list[Run]:
+    """All runs of a ledger, oldest first.
+
+    Raises:
+        GateError: unreadable, no ledger, damaged, or of a newer schema.
+    """
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise GateError(
             f"cannot read the ledger ({error.strerror})", where=str(path), action="check the path"
         ) from error
-    runs: list[Run] = []
-    lines = raw.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            data = json.loads(line)
-            if not isinstance(data, dict):
-                raise ValueError("not an object")
-        except ValueError as error:
-            if number == len(lines):  # no newline after it: torn by a kill while writing
-                break
-            raise GateError("not a JSON object", where=where, action="restore the file or remove the line") from error
-        schema = data.get("schema")
-        if not isinstance(schema, int):
-            raise GateError("no schema version", where=where, action="this is not a gate ledger")
-        if schema > SCHEMA_VERSION:
-            raise GateError(
-                f"ledger schema {schema} is newer than {SCHEMA_VERSION}, the newest this checkout reads",
-                where=where,
-                action="update the checkout, or write to another ledger",
-            )
-        if data.get("kind") == "run":
-            runs.append(Run(header={k: v for k, v in data.items() if k not in ("kind", "schema")}))
-        elif data.get("kind") == "result":
-            if not runs:
-                raise GateError("a result before any run header", where=where, action="restore the file")
-            result = from_json(data, where=where)
-            runs[-1].results[result.gate] = result
-        else:
-            raise GateError(f"unknown line kind {data.get('kind')!r}", where=where, action="restore the file")
-    return runs
+    return _parse(raw, path)[0]
 
 
-def load(path: Path) -> list[Run]:
-    """All runs of a ledger, oldest first."""
-    return _parse(path)
+def newest(runs: Sequence[Run]) -> Run:
+    """The last run, with gates it was not asked for taken from earlier runs that asked the same server for the same.
+
+    Results of an earlier run say so in their reason.
+    """
+    last = runs[-1]
+    identity = {k: v for k, v in last.header.items() if k != "started"}
+    results: dict[str, GateResult] = {}
+    for run in runs:
+        if run is last or run.same(identity):
+            results |= {
+                k: v if run is last else v.of_run(str(run.header.get("started"))) for k, v in run.results.items()
+            }
+    return Run(last.header, results, last.ended)
 
 
 class Writer:
-    """Appends to a ledger; every line reaches the disk before the next gate starts."""
+    """Appends to a ledger that no other run writes; every line reaches the disk before the next gate starts.
+
+    Attributes:
+        runs: what the ledger held.
+        torn: whether it ended in a line that never counted.
+
+    Raises:
+        GateError: unwritable, no ledger, damaged, of a newer schema, or written by another run.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-    def _append(self, data: Mapping[str, Any]) -> None:
-        line = (dumps(data) + "\n").encode()
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                size = os.fstat(fd).st_size
-                if size and os.pread(fd, 1, size - 1) != b"\n":  # a torn line: cut it, it never counted
-                    whole = self.path.read_bytes()
-                    os.ftruncate(fd, whole.rfind(b"\n") + 1)
-                os.write(fd, line)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a+b")  # noqa: SIM115 - held, with its lock, until close
         except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            self._lock()
+            self._file.seek(0)
+            self.runs, self._torn = _parse(self._file.read(), path)
+        except BaseException:
+            self._file.close()
+            raise
+        self.torn = self._torn is not None
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise GateError(
-                f"cannot write the ledger ({error.strerror})",
+                "another run is writing this ledger",
                 where=str(self.path),
-                action="free space or choose --ledger",
+                action="wait for it, or choose another --ledger",
             ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> GateError:
+        text = f"cannot write the ledger ({error.strerror})"
+        return GateError(text, where=str(self.path), action="free space or choose --ledger")
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another run write."""
+        self._file.close()
+
+    def _append(self, kind: str, data: Mapping[str, Any]) -> None:
+        line = (dumps({"kind": kind, "schema": SCHEMA_VERSION, **data}) + "\n").encode()
+        try:
+            if self._torn is not None:
+                self._file.truncate(self._torn)
+                self._torn = None
+            start = self._file.seek(0, os.SEEK_END)
+            try:
+                self._file.write(line)
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError:
+                self._torn = start
+                raise
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def start(self, header: Mapping[str, Any]) -> Run:
         """Write a run header and return the empty run."""
-        stamped = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), **header}
-        self._append({"kind": "run", "schema": SCHEMA_VERSION, **stamped})
+        stamped = {"started": _now(), **header}
+        self._append("run", stamped)
         return Run(header=stamped)
 
     def add(self, run: Run, result: GateResult) -> None:
-        self._append({"kind": "result", "schema": SCHEMA_VERSION, **result.to_json()})
+        """Write one result."""
+        self._append("result", result.to_json())
         run.results[result.gate] = result
 
+    def end(self, run: Run) -> None:
+        """Write that the run asked all it was to ask."""
+        self._append("end", {"finished": _now()})
+        run.ended = True
 
-def resumable(path: Path, identity: Mapping[str, Any]) -> Run | None:
-    """The last run of this ledger if it asked the same of the same server, else None.
+    def resumable(self, identity: Mapping[str, Any], *, again: bool = False) -> Run | None:
+        """The last run, if it asked the same of the same server and was killed; without what it could not judge.
 
-    Args:
-        identity: the header fields that must be equal (`base_url`, `model`, `server`, `profile`).
-    Results with ERROR are dropped from the resumed run: the gate broke, so it is tried again.
-    """
-    if not path.exists():
-        return None
-    runs = load(path)
-    if not runs:
-        return None
-    last = runs[-1]
-    if any(last.header.get(k) != v for k, v in identity.items()):
-        return None
-    last.results = {k: v for k, v in last.results.items() if v.verdict is not Verdict.ERROR}
-    return last
+        Args:
+            identity: the header fields that must be equal.
+            again: also a run that came to its end.
+        """
+        last = self.runs[-1] if self.runs else None
+        if last is None or not last.same(identity) or (last.ended and not again):
+            return None
+        judged = {k: v for k, v in last.results.items() if v.verdict in (Verdict.PASS, Verdict.FAIL)}
+        return Run(last.header, judged)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -9,6 +9,7 @@ All logarithms are natural.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def load(path: Path) -> Reference:
             passage = Passage(entry["name"], tuple(entry["tokens"]), tuple(entry["logprobs"]), top)
             if not len(passage.tokens) - 1 == len(passage.logprobs) == len(passage.top):
                 raise GateError("list lengths do not agree", where=f"{path} passage {passage.name}")
+            if not all(map(math.isfinite, (*passage.logprobs, *(v for row in top for v in row.values())))):
+                raise GateError("a score is no number", where=f"{path} passage {passage.name}", action="make them anew")
             passages.append(passage)
         return Reference(str(data["checkpoint"]), str(data["mode"]), tuple(passages))
     except (KeyError, TypeError, ValueError, AttributeError) as error:

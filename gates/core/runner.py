@@ -4,33 +4,40 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from gates.core import control_values
 from gates.core import ledger as ledgers
-from gates.core.errors import GateError
+from gates.core.errors import Failed, GateError
 from gates.core.gate import Context, Gate, Skip
-from gates.core.result import GateResult, Verdict
+from gates.core.result import GateResult, Verdict, plain
 
-EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_ERROR = 0, 1, 2, 3
+_COUNTED = re.compile(r"(\d+)/(\d+)")
+
+EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def run_one(gate: Gate, ctx: Context) -> GateResult:
     """Run one gate; whatever happens inside becomes a verdict.
 
-    A gate that outlives its deadline is reported as ERROR and left behind: its thread is a daemon and its requests end
-    at their own deadlines, so it cannot hold up the run or the process.
+    A gate that outlives its deadline is reported as ERROR and left behind: its thread is a daemon, its requests end at
+    the deadline, and no new one starts, so it cannot hold up the run or the process.
     """
     box: list[GateResult] = []
+    ctx = dataclasses.replace(ctx, client=ctx.client.ending(ctx.profile.gate_deadline_s), seeds=set())
 
     def work() -> None:
         try:
             box.append(gate.run(ctx))
         except Skip as skip:
             box.append(GateResult(gate=gate.name, verdict=Verdict.SKIP, reason=str(skip)))
+        except Failed as failed:
+            box.append(GateResult(gate=gate.name, verdict=Verdict.FAIL, reason=str(failed) or "failed"))
         except GateError as error:
             box.append(GateResult(gate=gate.name, verdict=Verdict.ERROR, reason=str(error)))
         except Exception as error:  # a bug in the gate: ERROR with its place, and the run goes on
@@ -46,11 +53,16 @@ def run_one(gate: Gate, ctx: Context) -> GateResult:
     if not box:
         reason = f"not finished after {ctx.profile.gate_deadline_s:g} s"
         return GateResult(gate=gate.name, verdict=Verdict.ERROR, reason=reason, duration_s=elapsed)
-    return dataclasses.replace(box[0], duration_s=round(elapsed, 3))
+    seeds = box[0].seeds or tuple(sorted(ctx.seeds))
+    result = dataclasses.replace(box[0], duration_s=round(elapsed, 3), seeds=seeds)
+    known = control_values.of(ctx.profile.name, gate.name, result.measurement)
+    if known is not None and result.control is None:
+        result = dataclasses.replace(result, control=known.value, details={**result.details, "control": known.fault})
+    return result.plain(ctx.client.api_key)
 
 
 def select(gates: Mapping[str, Gate], only: Sequence[str]) -> list[Gate]:
-    """The gates to run: all, or those named (by name or category).
+    """The gates to run: all, or those named. A name that a gate and a category share is the gate's.
 
     Raises:
         GateError: a name that no gate and no category has.
@@ -60,8 +72,24 @@ def select(gates: Mapping[str, Gate], only: Sequence[str]) -> list[Gate]:
     known = set(gates) | {gate.category for gate in gates.values()}
     for name in only:
         if name not in known:
-            raise GateError(f"no gate or category `{name}`", action="see --list")
-    return [gate for gate in gates.values() if gate.name in only or gate.category in only]
+            raise GateError(f"no gate or category `{name}`", action="see `python -m gates list`")
+    categories = set(only) - set(gates)
+    return [gate for gate in gates.values() if gate.name in only or gate.category in categories]
+
+
+def _progress(head: str, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Says where a gate is; where it counts ("12/48 answers"), also how long the rest will take at that pace."""
+    start = time.monotonic()
+
+    def tell(text: str) -> None:
+        counted = _COUNTED.match(text)
+        rest = ""
+        if counted and 0 < int(counted[1]) < int(counted[2]):
+            pace = (time.monotonic() - start) / int(counted[1])
+            rest = f", about {pace * (int(counted[2]) - int(counted[1])):.0f} s left"
+        say(f"{head}: {plain(text)}{rest}")
+
+    return tell
 
 
 def run_all(
@@ -74,22 +102,32 @@ def run_all(
 ) -> int:
     """Run what the ledger's run does not hold yet.
 
+    An estimate is what the gate took in an earlier run of the same profile, and then what its own progress foretells.
+
     Returns:
         exit code: 3 if any gate ended in ERROR, else 1 if any FAILed, else 0.
     """
+    took = {
+        name: result.duration_s
+        for earlier in writer.runs
+        if earlier.header.get("profile") == ctx.profile.name
+        for name, result in earlier.results.items()
+        if result.verdict in (Verdict.PASS, Verdict.FAIL)
+    }
     for number, gate in enumerate(gates, 1):
         head = f"[{number}/{len(gates)}] {gate.name}"
         if gate.name in run.results:
             say(f"{head}: {run.results[gate.name].verdict.value} (already in the ledger)")
             continue
-        estimate = gate.estimate_s.get(ctx.profile.name)
-        say(f"{head} ..." + (f" about {estimate:g} s" if estimate else ""))
-        result = run_one(gate, dataclasses.replace(ctx, progress=lambda text, head=head: say(f"{head}: {text}")))
+        before = took.get(gate.name)
+        say(f"{head} ..." + (f" about {before:.0f} s, as last time" if before else ""))
+        result = run_one(gate, dataclasses.replace(ctx, progress=_progress(head, say)))
         writer.add(run, result)
         say(
             f"{head}: {result.verdict.value} in {result.duration_s:.1f} s"
             + (f": {result.reason}" if result.reason else "")
         )
+    writer.end(run)
     asked = [run.results[gate.name].verdict for gate in gates]
     if Verdict.ERROR in asked:
         return EXIT_ERROR

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import math
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gates.core.client import Client, ServerTrouble
+from gates.core.client import MOST_BYTES, Client, ServerTrouble
+from gates.core.errors import Failed
+
+CANDIDATE_BYTES = 256  # of JSON for one candidate of one position, at most
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,18 @@ class Scores:
 
     logprobs: tuple[float, ...]
     top: tuple[dict[int, float], ...]
+
+
+def finite(value: Any, what: str) -> float:
+    """A log probability as a number.
+
+    Raises:
+        Failed: NaN, an infinity, or null, which is how NaN travels where JSON has none: the model computes nonsense.
+    """
+    number = math.nan if value is None else float(value)
+    if not math.isfinite(number):
+        raise Failed(f"the log probability of {what} is {value}: the server computes what is no number")
+    return number
 
 
 def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool | None = None) -> Scores:
@@ -27,18 +44,21 @@ def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool 
         cached: not False lets the prefix cache serve; False asks for a private cache salt.
     Raises:
         ServerTrouble: the answer has no or too few prompt logprobs.
+        Failed: one of them is no number.
     """
-    options: dict[str, Any] = {"prompt_logprobs": top, "max_tokens": 1, "temperature": 0}
+    most = max(MOST_BYTES, len(tokens) * (top + 1) * CANDIDATE_BYTES)
+    options: dict[str, Any] = {"prompt_logprobs": top, "max_tokens": 1, "temperature": 0, "most_bytes": most}
     if cached is False:
-        options["cache_salt"] = f"gate-{id(options)}"
+        options["cache_salt"] = uuid.uuid4().hex
     answer = client.complete(list(tokens), **options)
     rows = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs")
     if not isinstance(rows, list) or len(rows) != len(tokens):
         got = len(rows) if isinstance(rows, list) else None
         raise ServerTrouble(f"{got} rows of prompt_logprobs for {len(tokens)} tokens", where="POST /v1/completions")
     own, listed = [], []
-    for token, row in zip(tokens[1:], rows[1:], strict=True):
-        table = {int(k): float(v["logprob"]) for k, v in (row or {}).items()}
+    for place, (token, row) in enumerate(zip(tokens[1:], rows[1:], strict=True), 1):
+        where = f"a candidate for prompt token {place}"
+        table = {int(k): finite(v["logprob"], where) for k, v in (row or {}).items()}
         if token not in table:
             raise ServerTrouble(f"token {token} is missing from its own row", where="prompt_logprobs")
         own.append(table[token])
@@ -60,6 +80,7 @@ def continue_greedily(client: Client, prompt: Sequence[int], *, max_tokens: int,
 
     Raises:
         ServerTrouble: ids or log probabilities are missing.
+        Failed: a log probability is no number.
     """
     answer = client.complete(
         list(prompt),
@@ -79,4 +100,6 @@ def continue_greedily(client: Client, prompt: Sequence[int], *, max_tokens: int,
         ids = tuple(int(str(name).removeprefix("token_id:")) for name in names)
     except ValueError as error:
         raise ServerTrouble("tokens are not told as ids", where="return_tokens_as_token_ids") from error
-    return Continuation(ids, tuple(float(v) for v in values), str(choice.get("finish_reason")))
+    return Continuation(
+        ids, tuple(finite(v, f"answer token {i}") for i, v in enumerate(values)), str(choice.get("finish_reason"))
+    )

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gates.core.client import Client
+from gates.core.errors import GateError
+from gates.core.result import plain
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
 _LOCK = re.compile(r"\+frontier\.([0-9a-f]{8,64})")
@@ -40,10 +42,16 @@ def read(client: Client) -> ServerFacts:
 
     Raises:
         ServerTrouble: `/v1/models` does not answer; everything else is optional.
+        GateError: the model that was chosen is not listed.
     """
-    card = client.ok("GET", "/v1/models")["data"][0] if client.model else {}
+    cards = client.models()
+    card = plain(next((card for card in cards if card["id"] == client.model), None))
+    if card is None:
+        listed = ", ".join(plain(c["id"]) for c in cards)
+        raise GateError(f"the server has no model `{plain(client.model)}`", action=f"choose of: {listed}")
     reply = client.request("GET", "/version")
-    version = reply.data.get("version") if reply.status == 200 and isinstance(reply.data, dict) else None
+    told = reply.data.get("version") if reply.status == 200 and isinstance(reply.data, dict) else None
+    version = plain(told) if isinstance(told, str) else None
     found = _LOCK.search(version or "")
     length = card.get("max_model_len")
     rest = {
@@ -52,8 +60,8 @@ def read(client: Client) -> ServerFacts:
     return ServerFacts(
         version=version,
         lock_hash=found.group(1) if found else None,
-        model=client.model,
-        max_model_len=length if isinstance(length, int) else None,
+        model=plain(client.model),
+        max_model_len=length if type(length) is int and length > 0 else None,
         model_card=rest,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from gates.core import gate as gates
 from gates.core.client import Client, Reply, ServerTrouble, Stream
+from gates.core.errors import Failed
 from gates.core.gate import Context, Skip
 from gates.core.result import GateResult
 
@@ -28,10 +29,6 @@ MARKERS = (
     "<atem:",
     "</atem:",
 )
-
-
-class Failed(Exception):
-    """A check did not hold; the text says how."""
 
 
 def expect(condition: object, message: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import tomlkit
 import tomlkit.exceptions
 
 from gates.core.errors import GateError
+from gates.core.profile import PROFILES
 
 DEFAULT = Path(__file__).resolve().parents[1] / "thresholds.toml"
 
@@ -60,6 +62,10 @@ class Threshold:
             )
 
 
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def load(path: Path = DEFAULT) -> dict[str, Threshold]:
     """Read the file.
 
@@ -70,23 +76,31 @@ def load(path: Path = DEFAULT) -> dict[str, Threshold]:
         data = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
     except OSError as error:
         raise GateError(f"cannot read thresholds ({error.strerror})", where=str(path)) from error
-    except tomlkit.exceptions.ParseError as error:
+    except (tomlkit.exceptions.ParseError, UnicodeDecodeError) as error:
         raise GateError(f"not TOML ({error})", where=str(path), action="mend the file") from error
     out: dict[str, Threshold] = {}
     for gate, body in data.items():
         where = f"{path.name} [{gate}]"
+        if not isinstance(body, Mapping):
+            raise GateError("no table", where=where, action="see the head of the file")
         try:
             entry = Threshold(gate=gate, **body)
         except TypeError as error:
             raise GateError(
                 str(error).replace("Threshold.__init__() ", ""), where=where, action="see the head of the file"
             ) from error
+        if not _number(entry.value) or not _number(entry.floor_factor) or entry.floor_factor < 0:
+            raise GateError("value and floor_factor are numbers, floor_factor not below 0", where=where)
+        if not isinstance(entry.profiles, Mapping) or not all(isinstance(v, Mapping) for v in entry.profiles.values()):
+            raise GateError("`profiles` holds tables", where=where, action="write [GATE.profiles.NAME]")
+        if unknown := set(entry.profiles) - set(PROFILES):
+            raise GateError(f"no profile `{min(unknown)}`", where=where, action=f"choose of {', '.join(PROFILES)}")
         if entry.direction not in ("max", "min"):
             raise GateError(f"direction {entry.direction!r}", where=where, action="use `max` or `min`")
         if not entry.source or not entry.reason:
             raise GateError("a threshold without source or reason", where=where, action="write both")
         for profile, other in entry.profiles.items():
-            if set(other) != {"value", "reason"} or not isinstance(other["value"], (int, float)) or not other["reason"]:
+            if set(other) != {"value", "reason"} or not _number(other["value"]) or not other["reason"]:
                 raise GateError("another limit needs value and reason", where=f"{where} profile {profile}")
         out[gate] = entry
     return out

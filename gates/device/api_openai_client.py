@@ -16,6 +16,7 @@ from gates.core.client import ServerTrouble
 from gates.core.gate import Context, Gate, Skip, checks
 from gates.core.result import GateResult
 from gates.core.schemas import ALARM, ENUM, problem, response_format
+from gates.core.transport import DeadlineTransport
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
 
@@ -82,14 +83,17 @@ def _run(ctx: Context) -> GateResult:
         api_key=ctx.client.api_key or "none",
         max_retries=0,
         timeout=ctx.profile.deadline_s,
-        http_client=httpx.Client(trust_env=False),
+        http_client=httpx.Client(auth=ctx.client.auth, transport=DeadlineTransport(), trust_env=False),
     )
-    if not getattr(client.models.list(), "data", None):  # the client hands a body that is no JSON through as text
+    with ctx.client.window():
+        models = client.models.list()
+    if not getattr(models, "data", None):  # the client hands a body that is no JSON through as text
         raise ServerTrouble("the server lists no models", where="GET /v1/models", action="is this an OpenAI API?")
     outcomes: dict[str, str] = {}
     for name, step in STEPS.items():
         try:
-            outcomes[name] = step(client, ctx.client.model, ctx.profile.answer_tokens)
+            with ctx.client.window():
+                outcomes[name] = step(client, ctx.client.model, ctx.profile.answer_tokens)
         except openai.APIConnectionError as error:
             raise ServerTrouble(f"{type(error).__name__}: {error}", where=name) from error
         except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:

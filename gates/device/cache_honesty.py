@@ -49,22 +49,20 @@ def _other_head(ctx: Context, prompt: list[int], rng: random.Random, tokens: int
     scoring.continue_greedily(ctx.client, [*head, *tail], max_tokens=1)
     scoring.continue_greedily(ctx.client, [*prompt[:size], *tail[::-1]], max_tokens=1)
     warm = scoring.continue_greedily(ctx.client, prompt, max_tokens=tokens)
-    cold = scoring.continue_greedily(
-        ctx.client, prompt, max_tokens=tokens, cache_salt=uuid.UUID(int=rng.getrandbits(128)).hex
-    )
+    cold = scoring.continue_greedily(ctx.client, prompt, max_tokens=tokens, cache_salt=uuid.uuid4().hex)
     return _agreeing(cold, warm)
 
 
 def _run(ctx: Context) -> GateResult:
     rung = ctx.lengths(ctx.profile.rungs, reserve=2 * ctx.profile.greedy_tokens)[-1]
-    rng = random.Random(ctx.profile.seed)
+    rng = random.Random(ctx.seed())
     worst: dict[str, float] = {"warm": 0.0, "after aborts": 0.0, "other head": 0.0, "prompt logprobs": 0.0}
     floors: list[float] = []
     for number in range(max(2, ctx.profile.samples // 4)):
         text = " ".join(ctx.wording.filler(rng) for _ in range(rung))
         prompt = ctx.client.tokenize(text)[:rung]
         n = ctx.profile.greedy_tokens
-        salts = [uuid.UUID(int=rng.getrandbits(128)).hex for _ in range(3)]
+        salts = [uuid.uuid4().hex for _ in range(3)]
         cold = scoring.continue_greedily(ctx.client, prompt, max_tokens=n, cache_salt=salts[0])
         again = scoring.continue_greedily(ctx.client, prompt, max_tokens=n, cache_salt=salts[1])
         warm = scoring.continue_greedily(ctx.client, prompt, max_tokens=n, cache_salt=salts[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 
 from gates.core import scoring
 from gates.core.errors import GateError
@@ -44,6 +45,8 @@ def _run(ctx: Context) -> GateResult:
         return judge(ctx, "canary", measurement, noise_floor=floor, details={"recorded": str(path)})
     try:
         known = json.loads(path.read_text())
+        if not all(math.isfinite(value) for row in known for value in row):
+            raise ValueError("not finite")
         gaps = [abs(a - b) for x, y in zip(known, seen, strict=True) for a, b in zip(x, y, strict=True)]
     except (ValueError, TypeError) as error:
         raise GateError(

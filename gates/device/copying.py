@@ -40,7 +40,7 @@ def _case(ctx: Context, rung: int, seed: int) -> tuple[int, int]:
 def _run(ctx: Context) -> GateResult:
     rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 4 * LENGTH)
     ctx.progress(f"{len(rungs)} rungs")
-    outcomes = ctx.client.map(lambda r: _case(ctx, r, ctx.profile.seed + r), rungs)
+    outcomes = ctx.client.map(lambda r: _case(ctx, r, ctx.seed(r)), rungs)
     share = sum(hit for hit, _ in outcomes) / max(1, sum(want for _, want in outcomes))
     low, high = stats.wilson(sum(h for h, _ in outcomes), sum(w for _, w in outcomes))
     details = {"rungs": {str(r): f"{hit}/{want}" for r, (hit, want) in zip(rungs, outcomes, strict=True)}}

@@ -35,7 +35,7 @@ def _run(ctx: Context) -> GateResult:
     rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.greedy_tokens + 1)
     by_rung: dict[str, dict[str, float]] = {}
     everything: list[float] = []
-    seeds = tuple(ctx.profile.seed + i for i in range(max(1, ctx.profile.samples // len(rungs))))
+    seeds = tuple(ctx.seed(i) for i in range(max(1, ctx.profile.samples // len(rungs))))
     for rung in rungs:
         ctx.progress(f"{rung} tokens")
         values = [gap for row in ctx.client.map(lambda s, r=rung: gaps(ctx, r, s), seeds) for gap in row]

@@ -58,10 +58,10 @@ def _answer(ctx: Context, prompt: str) -> str:
 
 def _run(ctx: Context) -> GateResult:
     count = ctx.profile.isolation_outputs
-    everyone = codes(count, ctx.profile.seed)
+    everyone = codes(count, ctx.seed())
     before = (server_facts.metrics(ctx.client) or {}).get(PREEMPTIONS)
     rung = ctx.lengths(ctx.profile.rungs, reserve=2 * max(ctx.profile.greedy_tokens, GROWTH) + 64)[-1]
-    per_filler = prompts.tokens_per_filler(ctx.client, ctx.wording, random.Random(ctx.profile.seed))
+    per_filler = prompts.tokens_per_filler(ctx.client, ctx.wording, random.Random(ctx.seed()))
     width = ctx.profile.concurrency * 4
     done = 0
     lock = threading.Lock()

@@ -28,9 +28,7 @@ def _case(ctx: Context, rung: int, depth: float, seed: int, *, planted: bool) ->
 
 def _run(ctx: Context) -> GateResult:
     rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64)
-    cases = [
-        (r, d, ctx.profile.seed + 100 * i + j) for i, r in enumerate(rungs) for j, d in enumerate(ctx.profile.depths)
-    ]
+    cases = [(r, d, ctx.seed(100 * i + j)) for i, r in enumerate(rungs) for j, d in enumerate(ctx.profile.depths)]
     ctx.progress(f"{len(cases)} needles up to {rungs[-1]} tokens")
     found = ctx.client.map(lambda c: _case(ctx, *c, planted=True), cases)
     blind = ctx.client.map(lambda c: _case(ctx, *c, planted=False), cases[:: max(1, len(cases) // 3)][:3])

@@ -34,7 +34,7 @@ def lengths(ctx: Context) -> list[tuple[int, str]]:
             QUESTIONS[index % len(QUESTIONS)],
             max_tokens=ctx.profile.answer_tokens,
             temperature=0.7,
-            seed=ctx.profile.seed + index,
+            seed=ctx.seed(index),
         )
         return int(answer["usage"]["completion_tokens"]), str(answer["choices"][0]["finish_reason"])
 
@@ -55,7 +55,7 @@ def _endless(ctx: Context) -> GateResult:
             QUESTIONS[index % len(QUESTIONS)],
             max_tokens=ctx.profile.answer_tokens,
             temperature=0.7,
-            seed=ctx.profile.seed + index,
+            seed=ctx.seed(index),
         )
         choice = answer["choices"][0]
         return choice["finish_reason"] == "length" and not choice["message"].get("content")
@@ -77,10 +77,10 @@ def _repetition(ctx: Context) -> GateResult:
     rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.greedy_tokens + 8)
     table: dict[str, float] = {}
     for rung in rungs:
-        rng = random.Random(ctx.profile.seed + rung)
+        rng = random.Random(ctx.seed(rung))
         text = prompts.with_facts(ctx.client, ctx.wording, tokens=rung, facts=[], seed=rng.randrange(10**6), tail="")
         answer = ctx.client.complete(
-            text, max_tokens=ctx.profile.greedy_tokens, temperature=0.7, seed=ctx.profile.seed, ignore_eos=True
+            text, max_tokens=ctx.profile.greedy_tokens, temperature=0.7, seed=ctx.seed(), ignore_eos=True
         )
         table[str(rung)] = repeated_share(ctx.client.tokenize(str(answer["choices"][0]["text"])))
     return judge(

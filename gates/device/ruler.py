@@ -60,11 +60,7 @@ def _run_task(task: str) -> Callable[[Context], GateResult]:
         if task == "aggregation" and not ctx.wording.can("count"):
             raise Skip(f"models of the {ctx.wording.name} wording cannot count")
         rungs = [r for r in ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64) if r >= 96]
-        cases = [
-            (rung, ctx.profile.seed + 17 * i)
-            for rung in rungs
-            for i in range(max(2, ctx.profile.samples // len(rungs)))
-        ]
+        cases = [(rung, ctx.seed(17 * i)) for rung in rungs for i in range(max(2, ctx.profile.samples // len(rungs)))]
         ctx.progress(f"{len(cases)} cases up to {rungs[-1]} tokens")
         hits = ctx.client.map(lambda c: _case(ctx, task, *c), cases)
         by_rung: dict[str, list[bool]] = {}

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
+from gates.core import gate, ledger
 from gates.core.ledger import Run
-from gates.core.result import GateResult, Verdict
+from gates.core.result import GateResult, Verdict, plain
 
+_OF = re.compile(r"(\d{1,15})/(\d{1,15})")
 WORDS = {Verdict.PASS: "pass", Verdict.FAIL: "FAIL", Verdict.SKIP: "skipped", Verdict.ERROR: "ERROR"}
 
 
@@ -18,6 +22,7 @@ class Row:
 
     Attributes:
         value: the figure with its interval and unit, "" where nothing was measured.
+        control: the figure the gate saw on a known fault, and which.
         limit: the threshold with its direction.
     """
 
@@ -29,6 +34,7 @@ class Row:
     source: str
     reason: str
     duration: str
+    control: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,16 @@ class Page:
     counts: dict[str, int] = field(default_factory=dict)
     matrix: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
     history: list[tuple[str, str, dict[str, int]]] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)
 
     @property
     def newest(self) -> Run:
-        return self.runs[-1]
+        return ledger.newest(self.runs)
+
+
+def cell(text: object) -> str:
+    """Text for a cell of a Markdown table or a heading: it can end neither, and is no markup."""
+    return escape(plain(str(text)), quote=False).replace("|", "\\|").replace("`", "\\`")
 
 
 def number(value: float) -> str:
@@ -90,7 +102,12 @@ def row(result: GateResult) -> Row:
         source=result.threshold_source,
         reason=result.reason,
         duration=f"{result.duration_s:.1f} s",
+        control="" if result.control is None else f"{number(result.control)} ({result.details.get('control')})",
     )
+
+
+def _numbers(cell: dict[str, Any], *names: str) -> bool:
+    return all(type(cell.get(name)) in (int, float) for name in names)
 
 
 def _share(cell: Any) -> float | None:
@@ -99,9 +116,8 @@ def _share(cell: Any) -> float | None:
         return float(cell["mean"])
     if isinstance(cell, dict) and cell and all(isinstance(v, bool) for v in cell.values()):
         return sum(cell.values()) / len(cell)
-    if isinstance(cell, str) and "/" in cell:
-        hit, want = cell.split("/")
-        return float(hit) / max(1.0, float(want))
+    if isinstance(cell, str) and (parts := _OF.fullmatch(cell)):
+        return float(parts[1]) / max(1.0, float(parts[2]))
     return float(cell) if isinstance(cell, (int, float)) and not isinstance(cell, bool) else None
 
 
@@ -110,11 +126,11 @@ def series(result: GateResult) -> Series | None:
     cells = result.details.get("rungs")
     if not isinstance(cells, dict) or result.measurement is None:
         return None
-    points = [(int(k), _share(v), v) for k, v in cells.items()]
+    points = [(int(k), _share(v), v) for k, v in cells.items() if k.isdecimal()]
     points = sorted((p for p in points if p[1] is not None), key=lambda p: p[0])
     if not points:
         return None
-    bands = [(c["p50"], c["p99"]) for _, _, c in points if isinstance(c, dict) and "p99" in c]
+    bands = [(c["p50"], c["p99"]) for _, _, c in points if isinstance(c, dict) and _numbers(c, "p50", "p99")]
     whole = len(bands) == len(points)
     return Series(
         gate=result.gate,
@@ -140,7 +156,7 @@ def _matrix(runs: list[Run]) -> dict[str, dict[str, dict[str, str]]]:
     """model -> context rung -> gate -> pass, FAIL or skipped, newest run of each model last."""
     out: dict[str, dict[str, dict[str, str]]] = {}
     for run in runs:
-        model = str(run.header.get("server", {}).get("model", "unknown"))
+        model = str(run.server.get("model", "unknown"))
         for result in run.results.values():
             seen = series(result)
             if seen is None or result.threshold is None:
@@ -153,12 +169,13 @@ def _matrix(runs: list[Run]) -> dict[str, dict[str, dict[str, str]]]:
 
 def page(runs: list[Run]) -> Page:
     """Collect everything of a ledger with at least one run."""
-    newest = runs[-1]
+    newest = ledger.newest(runs)
     return Page(
         runs=runs,
         rows=[row(r) for r in newest.results.values()],
         series=[s for s in map(series, newest.results.values()) if s is not None],
         counts=counts(newest),
         matrix=_matrix(runs),
+        not_run=[name for name in gate.discover() if name not in newest.results],
         history=[(str(r.header.get("started", "")), r.lock_hash, counts(r)) for r in runs],
     )

@@ -7,24 +7,37 @@ from pathlib import Path
 
 from gates.core import ledger
 from gates.core.errors import GateError
-from gates.report.collect import number, row
+from gates.report.collect import cell, number, row
+
+TOLD = ("started", "base_url", "profile", "model", "version", "server_args", "asked_with")
+
+
+def _told(run: ledger.Run, name: str) -> str:
+    value = run.server.get(name) if name in ("model", "version") else run.header.get(name)
+    if isinstance(value, dict):
+        value = ", ".join(f"{k} {str(v)[:12]}" for k, v in sorted(value.items()) if v)
+    return cell(value or "not told")
 
 
 def table(before: Path, after: Path) -> str:
-    """A Markdown table of the newest run of each ledger.
+    """Markdown tables of the newest run of each ledger: what was asked of which server, and what came out.
 
     Raises:
         GateError: a ledger cannot be read or holds no run.
     """
-    newest = []
+    both = []
     for path in (before, after):
         runs = ledger.load(path)
         if not runs:
             raise GateError("the ledger holds no run", where=str(path), action="run gates first")
-        newest.append(runs[-1])
-    old, new = newest
-    lines = [
-        f"| gate | {old.lock_hash} | {new.lock_hash} | moved | note |",
+        both.append(ledger.newest(runs))
+    old, new = both
+    told = [[_told(run, name) for run in both] for name in TOLD]
+    lines = ["| asked | before | after | note |", "|---|---|---|---|"]
+    lines += [f"| {n} | {a} | {b} | {'' if a == b else 'differs'} |" for n, (a, b) in zip(TOLD, told, strict=True)]
+    lines += [
+        "",
+        f"| gate | {cell(old.lock_hash)} | {cell(new.lock_hash)} | moved | note |",
         "|---|---|---|---|---|",
     ]
     for gate in [*old.results, *(g for g in new.results if g not in old.results)]:
@@ -40,5 +53,5 @@ def table(before: Path, after: Path) -> str:
             note = "verdict changed"
         if a and b and a.threshold != b.threshold and None not in (a.threshold, b.threshold):
             note = (note + "; " if note else "") + f"limit {number(a.threshold or 0)} to {number(b.threshold or 0)}"
-        lines.append(f"| {gate} | {left} | {right} | {moved} | {note} |")
+        lines.append(f"| {cell(gate)} | {cell(left)} | {cell(right)} | {moved} | {note} |")
     return "\n".join(lines)

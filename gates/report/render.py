@@ -12,30 +12,46 @@ from gates.core.errors import GateError
 from gates.report import collect, plots
 
 
-def _verdict(counts: dict[str, int]) -> str:
+def _verdict(page: collect.Page) -> str:
+    counts = page.counts
     if counts["ERROR"]:
-        return "Not judged: a gate broke."
-    return "Not fit." if counts["FAIL"] else "Fit, as far as it was tried." if counts["pass"] else "Nothing was tried."
+        text = "Not judged: a gate broke."
+    elif counts["FAIL"]:
+        text = "Not fit."
+    else:
+        text = "Fit, as far as it was tried." if counts["pass"] else "Nothing was tried."
+    if not page.newest.ended:
+        text += " The run did not come to its end."
+    if page.not_run:
+        text += f" Not run: {len(page.not_run)} of {len(page.not_run) + len(page.rows)} gates."
+    return text
 
 
 def markdown(page: collect.Page) -> str:
     """The newest run and the support matrix as Markdown tables."""
-    server = page.newest.header.get("server", {})
+    run = page.newest
     lines = [
-        f"# Gates: {server.get('model', 'unknown')}",
+        f"# Gates: {collect.cell(run.server.get('model', 'unknown'))}",
         "",
-        f"{_verdict(page.counts)} Run {page.newest.header.get('started')}, lock {page.newest.lock_hash}, "
-        f"profile {page.newest.header.get('profile')}.",
+        f"{_verdict(page)} Run {collect.cell(run.header.get('started'))}, lock {collect.cell(run.lock_hash)}, "
+        f"profile {collect.cell(run.header.get('profile'))}.",
         "",
-        "| gate | verdict | value | limit | floor | why |",
-        "|---|---|---|---|---|---|",
+        "| gate | verdict | value | limit | floor | on a known fault | why |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in page.rows:
-        why = (row.reason or row.source).replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {row.gate} | {row.verdict} | {row.value} | {row.limit} | {row.floor} | {why} |")
+        cells = (row.gate, row.verdict, row.value, row.limit, row.floor, row.control, row.reason or row.source)
+        lines.append(f"| {' | '.join(map(collect.cell, cells))} |")
+    if page.not_run:
+        lines += ["", f"Not run: {', '.join(page.not_run)}."]
     for model, rungs in page.matrix.items():
         gates = columns(rungs)
-        lines += ["", f"## Support matrix: {model}", "", "| context | " + " | ".join(gates) + " |"]
+        lines += [
+            "",
+            f"## Support matrix: {collect.cell(model)}",
+            "",
+            f"| context | {' | '.join(map(collect.cell, gates))} |",
+        ]
         lines.append("|---" * (len(gates) + 1) + "|")
         lines += [f"| {r} | " + " | ".join(cells.get(g, "not run") for g in gates) + " |" for r, cells in rungs.items()]
     return "\n".join(lines) + "\n"
@@ -52,11 +68,11 @@ def html(page: collect.Page) -> str:
     )
     return environment.get_template("page.html.j2").render(
         page=page,
-        server=page.newest.header.get("server", {}),
-        verdict=_verdict(page.counts),
+        server=page.newest.server,
+        verdict=_verdict(page),
         plots=[plots.svg(series) for series in page.series],
         gates={model: columns(rungs) for model, rungs in page.matrix.items()},
-        checked=[r for r in page.newest.results.values() if r.details.get("checks")],
+        checked=[r for r in page.newest.results.values() if isinstance(r.details.get("checks"), dict)],
     )
 
 

@@ -62,9 +62,9 @@ def _run(good: str, raw, tmp: Path) -> tuple[int, dict[str, tuple[Verdict, str, 
         sizes = dataclasses.replace(ctx.profile, deadline_s=DEADLINE, gate_deadline_s=GATE_DEADLINE)
         client = Client(address, deadline_s=DEADLINE, concurrency=sizes.concurrency)
         client._model = ctx.facts.model
-        writer = ledger.Writer(tmp / "l.jsonl")
-        run = writer.start({"base_url": address})
-        code = runner.run_all(GATES, dataclasses.replace(ctx, client=client, profile=sizes), writer, run)
+        with ledger.Writer(tmp / "l.jsonl") as writer:
+            run = writer.start({"base_url": address})
+            code = runner.run_all(GATES, dataclasses.replace(ctx, client=client, profile=sizes), writer, run)
         (kept,) = ledger.load(tmp / "l.jsonl")
         return code, {name: (r.verdict, r.reason, r.duration_s) for name, r in kept.results.items()}
     finally:

@@ -58,6 +58,8 @@ def _ledger(path: Path, value: float, verdict: Verdict = Verdict.PASS) -> Path:
         GateResult("api-chat", Verdict.PASS, details={"checks": {"006 basic": "", "009 system": "skip: weak model"}}),
     )
     writer.add(run, GateResult("accuracy-gsm8k", Verdict.SKIP, "harness not installed"))
+    writer.end(run)
+    writer.close()
     return path
 
 
@@ -75,9 +77,9 @@ def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert "harness not installed" in text
     assert "skip: weak model" in text
     plain = (tmp_path / "out" / "report.md").read_text()
-    assert "| decode-vs-prefill | FAIL | 0.06 nats [0.03, 0.12] | at most 0.05 | 0.002 |" in plain
+    assert "| decode-vs-prefill | FAIL | 0.06 nats [0.03, 0.12] | at most 0.05 | 0.002 |  |" in plain
     assert "| 250000 | FAIL | not run |" in plain
-    assert "at most 0.05 \\| <i>" in plain
+    assert "at most 0.05 \\| &lt;i&gt;" in plain
 
 
 def test_report_is_deterministic(tmp_path: Path) -> None:

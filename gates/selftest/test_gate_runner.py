@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from gates import __main__ as cli
 from gates.controls.toy_server import Handler, start
-from gates.core import gate, ledger, profile, runner, server_facts, thresholds
+from gates.core import gate, ledger, profile, runner, scoring, server_facts, thresholds
 from gates.core.client import Client, ServerTrouble
 from gates.core.errors import GateError
 from gates.core.gate import Context, Gate, Skip
@@ -43,11 +44,17 @@ def _skip(ctx: Context) -> GateResult:
     raise Skip("not here")
 
 
+def _nonsense(ctx: Context) -> GateResult:
+    scoring.finite(float("nan"), "token 3")
+    raise AssertionError("NaN went through")
+
+
 @pytest.mark.parametrize(
     ("run", "verdict", "text"),
     [
         (_bug, Verdict.ERROR, "ZeroDivisionError: a bug"),
         (_skip, Verdict.SKIP, "not here"),
+        (_nonsense, Verdict.FAIL, "is no number"),
         (lambda c: time.sleep(60), Verdict.ERROR, "not finished after 0.2 s"),
     ],
 )
@@ -92,6 +99,20 @@ def _drip(handler) -> None:
         time.sleep(0.3)
 
 
+def _drip_headers(handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    for number in range(40):
+        handler.wfile.write(b"X-Drip-%d: 1\r\n" % number)
+        time.sleep(0.1)
+
+
+def _flood(handler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    for _ in range(80):
+        handler.wfile.write(b" " * (1 << 20))
+
+
 def _hang(handler) -> None:
     time.sleep(20)
 
@@ -111,6 +132,9 @@ ODD = {
     "500": (_raw(b"Internal Server Error", "text/plain", 500), "status 500"),
     "hang": (_hang, "no answer within 1 s"),
     "drip": (_drip, "no end of the answer after 1 s"),
+    "dripping headers": (_drip_headers, "no answer within 1 s"),
+    "flood": (_flood, "an answer of more than 67108864 bytes"),
+    "deep": (_raw(b"[" * 100_000), "where a JSON object is due"),
 }
 
 
@@ -161,17 +185,52 @@ def test_run_goes_on_and_resumes_without_repeating(tmp_path: Path) -> None:
     ]
     path = tmp_path / "l.jsonl"
     identity = {"base_url": "u"}
-    writer = ledger.Writer(path)
     ctx = _context()
-    assert runner.run_all(gates, ctx, writer, writer.start(identity)) == runner.EXIT_ERROR
+    with ledger.Writer(path) as writer:
+        assert runner.run_all(gates, ctx, writer, writer.start(identity)) == runner.EXIT_ERROR
     assert calls == ["a", "b", "c"]
-    resumed = ledger.resumable(path, identity)
-    assert resumed is not None
-    assert runner.run_all(gates, ctx, writer, resumed) == runner.EXIT_ERROR
-    assert calls == ["a", "b", "c", "b"]  # only what broke is tried again
-    ok = [g for g in gates if g.name != "b"]
-    assert runner.run_all(ok, ctx, writer, resumed) == runner.EXIT_FAIL
-    assert runner.run_all(ok[:1], ctx, writer, resumed) == runner.EXIT_PASS
+    with ledger.Writer(path) as writer:
+        assert writer.resumable(identity) is None
+        resumed = writer.resumable(identity, again=True)
+        assert resumed is not None
+        assert runner.run_all(gates, ctx, writer, resumed) == runner.EXIT_ERROR
+        assert calls == ["a", "b", "c", "b"]  # only what broke is tried again
+        ok = [g for g in gates if g.name != "b"]
+        assert runner.run_all(ok, ctx, writer, resumed) == runner.EXIT_FAIL
+        assert runner.run_all(ok[:1], ctx, writer, resumed) == runner.EXIT_PASS
+
+
+def test_estimates_come_from_the_last_run_and_from_progress(tmp_path: Path) -> None:
+    def counting(ctx: Context) -> GateResult:
+        time.sleep(0.06)
+        ctx.progress("3/4 answers")
+        return GateResult("g", Verdict.PASS)
+
+    said: list[str] = []
+    ctx = _context()
+    for _ in range(2):
+        with ledger.Writer(tmp_path / "l.jsonl") as writer:
+            run = writer.start({"profile": ctx.profile.name})
+            runner.run_all([_gate(counting)], ctx, writer, run, say=said.append)
+    assert [line for line in said if "as last time" in line] == ["[1/1] g ... about 0 s, as last time"]
+    assert sum("3/4 answers, about 0 s left" in line for line in said) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["\n\nPASS\tisolation\t", "\x1b[2J", "\ud800", "x" * 10_000, "\r", "\u202e"], ids=range(6)
+)
+def test_text_of_a_server_neither_forges_lines_nor_drives_the_terminal(tmp_path: Path, text: str) -> None:
+    def odd(ctx: Context) -> GateResult:
+        return GateResult("g", Verdict.FAIL, f"bad {text}", details={text: [text, float("nan")]})
+
+    with ledger.Writer(tmp_path / "l.jsonl") as writer:
+        run = writer.start({})
+        assert runner.run_all([_gate(odd)], _context(), writer, run) == runner.EXIT_FAIL
+    (read,) = ledger.load(tmp_path / "l.jsonl")
+    reason = read.results["g"].reason
+    assert reason.isprintable()
+    assert len(reason) <= 600
+    reason.encode()
 
 
 def test_judge_needs_a_threshold_and_refuses_one_below_the_floor() -> None:
@@ -200,6 +259,18 @@ def test_every_gate_with_a_limit_has_one_and_none_is_unused() -> None:
         ('[a]\nvalue = 1\ndirection = "up"\nunit = "x"\nsource = "s"\nreason = "r"\n', "direction 'up'"),
         ('[a]\nvalue = 1\ndirection = "max"\nunit = "x"\nsource = ""\nreason = "r"\n', "without source"),
         ("[a\n", "not TOML"),
+        ("a = 1\n", "no table"),
+        ('[a]\nvalue = inf\ndirection = "max"\nunit = "x"\nsource = "s"\nreason = "r"\n', "are numbers"),
+        ('[a]\nvalue = true\ndirection = "max"\nunit = "x"\nsource = "s"\nreason = "r"\n', "are numbers"),
+        (
+            '[a]\nvalue = 1\nfloor_factor = -1\ndirection = "max"\nunit = "x"\nsource = "s"\nreason = "r"\n',
+            "not below 0",
+        ),
+        ('[a]\nvalue = 1\nprofiles = 3\ndirection = "max"\nunit = "x"\nsource = "s"\nreason = "r"\n', "holds tables"),
+        (
+            '[a]\nvalue = 1\ndirection = "max"\nunit = "x"\nsource = "s"\nreason = "r"\n[a.profiles.huge]\nvalue = 2\n',
+            "no profile `huge`",
+        ),
         (
             '[a]\nvalue = 1\ndirection = "max"\nunit = "x"\nsource = "s"\nreason = "r"\n[a.profiles.tiny]\nvalue = 2\n',
             "needs value and reason",
@@ -220,6 +291,8 @@ def test_command_line_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert cli.main(argv) == 0
     assert "PASS\tapi-models" in capsys.readouterr().out
     assert cli.main(argv) == 0
+    assert "resuming" not in capsys.readouterr().err, "a run that ended is no verdict on the server of today"
+    assert cli.main([*argv, "--resume"]) == 0
     assert "already in the ledger" in capsys.readouterr().err
     header = json.loads(path.read_text().splitlines()[0])
     assert header["server"]["lock_hash"] == "0123456789ab"
@@ -242,6 +315,116 @@ def test_all_133_numbered_checks_exist_once() -> None:
     assert sorted(numbers) == list(range(1, 134))
 
 
-def test_gate_threads_do_not_keep_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_threads_do_not_keep_the_process() -> None:
     runner.run_one(_gate(lambda c: time.sleep(30)), _context(gate_deadline=0.1))
     assert all(t.daemon for t in threading.enumerate() if t.name.startswith("gate-"))
+
+
+def test_a_gate_past_its_deadline_asks_no_more() -> None:
+    asked: list[float] = []
+
+    def slow(handler) -> None:
+        asked.append(time.monotonic())
+        time.sleep(0.2)
+        _raw(b"{}")(handler)
+
+    def many(ctx: Context) -> GateResult:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda n: ctx.client.request("GET", f"/{n}"), range(50)))
+        return GateResult("g", Verdict.PASS)
+
+    before = set(threading.enumerate())
+    result = runner.run_one(_gate(many), _context(_server(slow), deadline=9.0, gate_deadline=0.5))
+    assert result.verdict is Verdict.ERROR
+    for thread in set(threading.enumerate()) - before:
+        if "ThreadPoolExecutor" in thread.name:
+            thread.join(5)
+            assert not thread.is_alive()
+    assert len(asked) < 12
+
+
+@pytest.mark.parametrize(
+    ("address", "key", "message"),
+    [
+        ("http://[::1", "", "not an address"),
+        ("http://h:notaport", "", "not an address"),
+        ("ftp://h", "", "not an address"),
+        ("http://h?x=1", "", "not an address"),
+        ("host:8000", "", "not an address"),
+        ("http://h", "sk-geheim\u00e9", "a character that no header can"),
+        ("http://h", "sk-ge\nheim", "a character that no header can"),
+        ("http://u:geheim@h", "sk-1", "an API key and a password"),
+    ],
+)
+def test_addresses_and_keys_that_cannot_be(address: str, key: str, message: str, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["run", "--base-url", address, "--api-key", key]) == runner.EXIT_USAGE
+    told = capsys.readouterr().err
+    assert message in told
+    assert "geheim" not in told
+
+
+def test_a_password_in_the_address_is_sent_and_not_recorded() -> None:
+    seen: list[str | None] = []
+
+    def keep(handler) -> None:
+        seen.append(handler.headers["Authorization"])
+        _raw(b"{}")(handler)
+
+    client = Client(_server(keep).replace("http://", "HTTP://user:geheim@") + "/v1/ ")
+    client.request("GET", "/health")
+    assert seen == ["Basic dXNlcjpnZWhlaW0="]
+    assert "geheim" not in client.root
+    client = Client(_server(keep), api_key=" sk-1\r\n")
+    client.request("GET", "/health")
+    assert seen[1] == "Bearer sk-1"
+
+
+def test_a_key_that_the_server_echoes_is_hidden() -> None:
+    ctx = _context()
+    ctx.client.api_key = "sk-geheim"
+    result = runner.run_one(
+        _gate(lambda c: GateResult("g", Verdict.FAIL, "bad sk-geheim", details={"a": ["sk-geheim"]})), ctx
+    )
+    assert "geheim" not in str(result)
+
+
+def test_one_of_several_models_is_chosen(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    def two(handler) -> None:
+        _raw(b'{"data": [{"id": "a"}, {"id": "b"}], "version": {}}')(handler)
+
+    argv = ["run", "--base-url", _server(two), "--only", "api-models", "--ledger", str(tmp_path / "l.jsonl")]
+    assert cli.main([*argv, "--model", "c"]) == runner.EXIT_USAGE
+    assert "choose of: a, b" in capsys.readouterr().err
+    cli.main([*argv, "--model", "b"])
+    assert ledger.load(tmp_path / "l.jsonl")[0].server["model"] == "b"
+    cli.main(argv)
+    assert "several models; judged is `a`" in capsys.readouterr().err
+
+
+def test_an_unforeseen_error_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_list", lambda: 1 // 0)
+    assert cli.main(["list"]) == runner.EXIT_ERROR
+
+
+def test_what_decides_a_verdict_is_part_of_the_run(tmp_path: Path) -> None:
+    """Another reference, a wished floor or other gates start a run of their own."""
+    _, address = start(Handler)
+    path = tmp_path / "l.jsonl"
+    argv = ["run", "--base-url", address, "--profile", "stand-in", "--ledger", str(path), "--only", "api-models"]
+    assert cli.main([*argv, "--resume"]) == 0
+    assert cli.main([*argv, "--resume"]) == 0
+    assert len(ledger.load(path)) == 1
+    assert cli.main([*argv, "--resume", "--floor"]) == 0
+    assert len(ledger.load(path)) == 2
+    assert cli.main([*argv, "--reference", str(tmp_path / "none.json")]) == runner.EXIT_USAGE
+
+
+def test_a_gate_goes_before_a_category_of_its_name() -> None:
+    found = gate.discover()
+    assert [g.name for g in runner.select(found, ["isolation"])] == ["isolation"]
+    assert "needles" in [g.name for g in runner.select(found, ["quality"])]
+
+
+def test_seeds_are_told() -> None:
+    result = runner.run_one(_gate(lambda c: GateResult("g", Verdict.PASS, str(c.seed(2) + c.seed()))), _context())
+    assert result.seeds == (1761, 1763)

@@ -67,8 +67,13 @@ def test_configurations_met_after_the_warm_up(
 class _Metricless:
     """The good server without a metrics page."""
 
+    api_key = ""
+
     def __init__(self, client) -> None:
         self._client = client
+
+    def ending(self, seconds: float) -> _Metricless:
+        return self
 
     def request(self, method: str, path: str, *args, **options):
         return self._client.request(method, "/no-such-page" if path == "/metrics" else path, *args, **options)
