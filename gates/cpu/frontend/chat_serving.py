@@ -38,7 +38,7 @@ def _serving():
     return serving
 
 
-def _outputs(text, reason, size):
+def _outputs(text, reason, size, stopped=None):
     """The engine's outputs: deltas of `size` characters, or the whole text if size is None."""
     pieces = [text] if size is None else [text[at : at + size] for at in range(0, len(text), size)]
     for index, piece in enumerate(pieces):
@@ -50,6 +50,7 @@ def _outputs(text, reason, size):
             cumulative_logprob=None,
             logprobs=None,
             finish_reason=reason if last else None,
+            stop_reason=stopped if last else None,
         )
         yield RequestOutput(
             request_id="r",
@@ -66,13 +67,13 @@ async def _generate(outputs):
         yield output
 
 
-def stream(text, reason, **given):
+def stream(text, reason, stopped=None, **given):
     """Chunks of a streamed answer."""
     request = request_for({"request": {"stream": True, **given}}, BEAM["tools"])
 
     async def collect():
         generator = _serving().chat_completion_stream_generator(
-            request, _generate(_outputs(text, reason, 5)), "r", "m", [], TOKENIZER, SimpleNamespace()
+            request, _generate(_outputs(text, reason, 5, stopped)), "r", "m", [], TOKENIZER, SimpleNamespace()
         )
         return [line async for line in generator]
 
@@ -81,14 +82,14 @@ def stream(text, reason, **given):
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def full(text, reason, **given):
+def full(text, reason, stopped=None, **given):
     """The choice of a whole answer."""
     request = request_for({"request": given}, BEAM["tools"])
     serving = _serving()
     parser = serving.parser_cls(TOKENIZER, request.tools)
     response = asyncio.run(
         serving.chat_completion_full_generator(
-            request, _generate(_outputs(text, reason, None)), "r", "m", [], TOKENIZER, SimpleNamespace(), parser=parser
+            request, _generate(_outputs(text, reason, None, stopped)), "r", "m", [], TOKENIZER, SimpleNamespace(), parser=parser
         )
     )
     return response.choices[0]

@@ -26,6 +26,29 @@ def test_cut_call_finishes_with_length(choice):
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("stopped", ["ld", 77])
+def test_call_cut_by_the_clients_own_stop_finishes_with_stop(choice, stopped):
+    """A stop string falls anywhere, in an argument too; the client's own stop token likewise."""
+    given = {"tool_choice": choice, "stop": ["ld"], "stop_token_ids": [77]}
+    reasons = [c["choices"][0]["finish_reason"] for c in stream(CALL, "stop", stopped, **given)]
+    assert [reason for reason in reasons if reason] == ["stop"]
+    assert full(CALL, "stop", stopped, **given).finish_reason == "stop"
+
+
+def test_stop_string_before_any_call_is_no_tool_calls():
+    given = {"tool_choice": "required", "stop": ["ab"]}
+    text = "<|channel|>analysis<|message|>Let me think "
+    assert full(text, "stop", "ab", **given).finish_reason == "stop"
+    assert stream(text, "stop", "ab", **given)[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_models_own_stop_token_ends_a_call():
+    text = CALL + "ld\n</rfl:parameter>"
+    assert stream(text, "stop", 200012)[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert full(text, "stop", 200012).finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
 def test_complete_call_finishes_with_tool_calls(choice):
     text = CALL + "ld\n</rfl:parameter>"
     chunks = stream(text, "stop", tool_choice=choice)

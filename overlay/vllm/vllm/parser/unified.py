@@ -293,7 +293,20 @@ def name_reasoning_twice(parser_cls: type | None, message: Any) -> None:
         message.reasoning_content = message.reasoning
 
 
-def reports_cut(parser_cls: type | None, engine_reason: str | None) -> bool:
-    """Whether a choice must say "length" although calls were made: the last one may be unfinished, and no client should
-    run it."""
-    return engine_reason == "length" and adjusts_always(parser_cls)
+def cut_reason(parser_cls: type | None, output: Any, request: Any) -> str | None:
+    """The finish reason of a choice that something cut: "length", or "stop" for the client's own stop string or token.
+
+    The last call may be unfinished then, and no client should run it. None where the turn ended by itself.
+
+    Args:
+        output: the engine's last output of the choice (`finish_reason`, `stop_reason`).
+        request: the chat request.
+    """
+    if not adjusts_always(parser_cls):
+        return None
+    if output.finish_reason == "length":
+        return "length"
+    stopped = output.stop_reason
+    if isinstance(stopped, str) or (isinstance(stopped, int) and stopped in (request.stop_token_ids or ())):
+        return "stop"
+    return None
