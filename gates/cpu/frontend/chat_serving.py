@@ -89,7 +89,14 @@ def full(text, reason, stopped=None, **given):
     parser = serving.parser_cls(TOKENIZER, request.tools)
     response = asyncio.run(
         serving.chat_completion_full_generator(
-            request, _generate(_outputs(text, reason, None, stopped)), "r", "m", [], TOKENIZER, SimpleNamespace(), parser=parser
+            request,
+            _generate(_outputs(text, reason, None, stopped)),
+            "r",
+            "m",
+            [],
+            TOKENIZER,
+            SimpleNamespace(),
+            parser=parser,
         )
     )
     return response.choices[0]

@@ -190,6 +190,8 @@ def bare():
         (CALL, "stop", {"tool_choice": NAMED}, "tool_use"),
         (CALL, "length", {"tool_choice": NAMED}, "max_tokens"),
         (ANSWER, "length", {}, "max_tokens"),
+        (CALL, "stop", {"stopped": "ld", "stop": ["ld"]}, "stop_sequence"),
+        (CALL, "stop", {"stopped": "ld", "stop": ["ld"], "tool_choice": NAMED}, "stop_sequence"),
     ],
 )
 def test_stop_reason_streamed(text, reason, given, stop):
@@ -197,10 +199,19 @@ def test_stop_reason_streamed(text, reason, given, stop):
     assert [event["delta"]["stop_reason"] for event in found if event["type"] == "message_delta"] == [stop]
     started = [event["content_block"]["type"] for event in found if event["type"] == "content_block_start"]
     assert started == ["thinking", "text" if text is ANSWER else "tool_use"]
+    sequences = [event["delta"].get("stop_sequence") for event in found if event["type"] == "message_delta"]
+    assert sequences == [given.get("stopped")]
     assert found[-1]["type"] == "message_stop"
 
 
-@pytest.mark.parametrize(("given", "stop"), [({}, "tool_use"), ({"tool_choice": NAMED}, "tool_use")])
+@pytest.mark.parametrize(
+    ("given", "stop"),
+    [
+        ({}, "tool_use"),
+        ({"tool_choice": NAMED}, "tool_use"),
+        ({"stopped": "ld", "stop": ["ld"], "tool_choice": NAMED}, "stop_sequence"),
+    ],
+)
 def test_stop_reason_whole(given, stop):
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
 
@@ -208,7 +219,7 @@ def test_stop_reason_whole(given, stop):
     usage = {"prompt_tokens": 1, "total_tokens": 2, "completion_tokens": 1}
     answer = ChatCompletionResponse(model="m", choices=[choice], usage=usage)
     message = AnthropicServingMessages.messages_full_converter(bare(), answer)
-    assert message.stop_reason == stop
+    assert (message.stop_reason, message.stop_sequence) == (stop, given.get("stopped"))
     assert [block.type for block in message.content] == ["thinking", "tool_use"]
     assert message.content[1].input == {"path": "a"}
 

@@ -59,3 +59,14 @@ def finish_reason(reason: str | None, calls: Any) -> str | None:
     """The chat finish reason with which the turn's stop reason is right: chat says "stop" for a call that the request
     named, the Messages API says "tool_use" for every turn that ends in calls."""
     return "tool_calls" if calls and reason == "stop" else reason
+
+
+def name_stop_sequence(answer: Any, stopped: int | str | None) -> None:
+    """Say that one of the client's stop sequences ended the turn, and which: a call that it cut must not be run.
+
+    Args:
+        answer: the message of a whole answer, or the last delta of a streamed one.
+        stopped: the engine's stop reason, a text where it was a stop sequence.
+    """
+    if isinstance(stopped, str):
+        answer.stop_reason, answer.stop_sequence = "stop_sequence", stopped
