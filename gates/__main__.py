@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import sys
 import traceback
 from collections import Counter
@@ -16,6 +17,10 @@ from gates.core.errors import GateError
 from gates.core.profile import PROFILES
 from gates.core.runner import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 
+# What people paste with their server's command line and nobody should read.
+_SECRET = re.compile(
+    r"((?:--?[\w-]*(?:key|token|secret|password)[\w-]*[= ]\s*|\bBearer\s+))\S+|\b(?:sk-|hf_)\w[\w-]{6,}", re.I
+)
 DEFAULT_LEDGER = Path("ledger/gates.jsonl")
 
 
@@ -78,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
         "base_url": client.root,
         "profile": sizes.name,
         "server": facts.to_json(),
-        "server_args": args.server_args,
+        "server_args": _SECRET.sub(r"\1[hidden]", args.server_args),
         "asked_with": _asked_with(args),
     }
     ctx = gate.Context(
@@ -140,7 +145,7 @@ def _list() -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 all passed or skipped, 1 a gate failed, 2 wrong usage or input, 3 a gate broke, 130 interrupted."""
+    """Exit codes: 0 all passed or skipped, 1 a gate failed, 2 wrong usage or input, 3 one broke, 130 interrupted."""
     args = _parser().parse_args(argv)
     try:
         if args.verb == "run":

@@ -38,6 +38,7 @@ class Context:
         reference: scores of the CPU reference on given passages (gates/core/reference.py), if any.
         server_log: the server's log, if it can be read here.
         seeds: those the gate has drawn from, for the record.
+        left_out: what the server could not be asked, for the record.
     """
 
     client: Client
@@ -50,6 +51,7 @@ class Context:
     reference: Path | None = None
     server_log: Path | None = None
     seeds: set[int] = field(default_factory=set)
+    left_out: set[str] = field(default_factory=set)
 
     def seed(self, offset: int = 0) -> int:
         """The profile's seed plus an offset; remembered, so that the result tells it."""
@@ -72,6 +74,8 @@ class Context:
         fitting = [n for n in wanted if limit is None or n + reserve <= limit]
         if not fitting:
             raise Skip(f"the server's context of {limit} tokens holds none of the rungs {list(wanted)}")
+        if missing := [n for n in wanted if n not in fitting]:
+            self.left_out.add(f"its context of {limit} tokens is too short for the rungs {missing}")
         return fitting
 
 
@@ -146,10 +150,12 @@ def checks(gate: str, outcomes: Mapping[str, str], *, details: Mapping[str, Any]
     if not tried:
         return GateResult(gate=gate, verdict=Verdict.SKIP, reason=next(iter(outcomes.values()), "skip: no checks")[6:])
     first = next(iter(wrong.items()), ("", ""))
+    untried = len(outcomes) - len(tried)
+    note = f"{untried} of {len(outcomes)} checks not tried" if untried else ""
     return GateResult(
         gate=gate,
         verdict=Verdict.FAIL if wrong else Verdict.PASS,
-        reason=f"{len(wrong)} of {len(tried)} checks failed, first `{first[0]}`: {first[1]}" if wrong else "",
+        reason=f"{len(wrong)} of {len(tried)} checks failed, first `{first[0]}`: {first[1]}" if wrong else note,
         measurement=Measurement(
             value=float(len(tried) - len(wrong)), unit=f"of {len(tried)} checks", samples=len(tried)
         ),

@@ -29,7 +29,7 @@ def run_one(gate: Gate, ctx: Context) -> GateResult:
     the deadline, and no new one starts, so it cannot hold up the run or the process.
     """
     box: list[GateResult] = []
-    ctx = dataclasses.replace(ctx, client=ctx.client.ending(ctx.profile.gate_deadline_s), seeds=set())
+    ctx = dataclasses.replace(ctx, client=ctx.client.ending(ctx.profile.gate_deadline_s), seeds=set(), left_out=set())
 
     def work() -> None:
         try:
@@ -55,6 +55,9 @@ def run_one(gate: Gate, ctx: Context) -> GateResult:
         return GateResult(gate=gate.name, verdict=Verdict.ERROR, reason=reason, duration_s=elapsed)
     seeds = box[0].seeds or tuple(sorted(ctx.seeds))
     result = dataclasses.replace(box[0], duration_s=round(elapsed, 3), seeds=seeds)
+    if result.verdict in (Verdict.PASS, Verdict.FAIL):
+        reason = "; ".join([*filter(None, [result.reason]), *sorted(ctx.left_out)])
+        result = dataclasses.replace(result, reason=reason)
     known = control_values.of(ctx.profile.name, gate.name, result.measurement)
     if known is not None and result.control is None:
         result = dataclasses.replace(result, control=known.value, details={**result.details, "control": known.fault})
@@ -105,7 +108,7 @@ def run_all(
     An estimate is what the gate took in an earlier run of the same profile, and then what its own progress foretells.
 
     Returns:
-        exit code: 3 if any gate ended in ERROR, else 1 if any FAILed, else 0.
+        exit code: 1 if any gate FAILed, which is a verdict whatever else broke, else 3 if any ended in ERROR, else 0.
     """
     took = {
         name: result.duration_s
@@ -129,6 +132,6 @@ def run_all(
         )
     writer.end(run)
     asked = [run.results[gate.name].verdict for gate in gates]
-    if Verdict.ERROR in asked:
-        return EXIT_ERROR
-    return EXIT_FAIL if Verdict.FAIL in asked else EXIT_PASS
+    if Verdict.FAIL in asked:
+        return EXIT_FAIL
+    return EXIT_ERROR if Verdict.ERROR in asked else EXIT_PASS

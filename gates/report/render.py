@@ -14,10 +14,10 @@ from gates.report import collect, plots
 
 def _verdict(page: collect.Page) -> str:
     counts = page.counts
-    if counts["ERROR"]:
-        text = "Not judged: a gate broke."
-    elif counts["FAIL"]:
-        text = "Not fit."
+    if counts["FAIL"]:
+        text = f"Not fit: {counts['FAIL']} failed." + (f" {counts['ERROR']} broke." if counts["ERROR"] else "")
+    elif counts["ERROR"]:
+        text = f"Not judged: {counts['ERROR']} of the gates broke."
     else:
         text = "Fit, as far as it was tried." if counts["pass"] else "Nothing was tried."
     if not page.newest.ended:
@@ -86,8 +86,13 @@ def write(path: Path, out: Path) -> Path:
     if not runs:
         raise GateError("the ledger holds no run", where=str(path), action="run gates first: python -m gates run")
     page = collect.page(runs)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.md").write_text(markdown(page), encoding="utf-8")
     target = out / "report.html"
-    target.write_text(html(page), encoding="utf-8")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "report.md").write_text(markdown(page), encoding="utf-8")
+        target.write_text(html(page), encoding="utf-8")
+    except OSError as error:
+        raise GateError(
+            f"cannot write the report ({error.strerror})", where=str(out), action="choose another folder"
+        ) from error
     return target

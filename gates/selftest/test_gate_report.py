@@ -70,7 +70,7 @@ def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
     assert not re.search(r"(src|href)=\"http", text)
     assert "<script" not in text
     assert "<b>beam</b>" not in text
-    assert "Not fit." in text
+    assert "Not fit: 1 failed." in text
     assert text.count("<svg") == 2
     assert "max 0.05" in text
     assert "noise floor" in text
@@ -114,3 +114,9 @@ def test_documented_tables_are_the_real_ones() -> None:
 
     text = (Path(__file__).resolve().parents[2] / "docs" / "gates.md").read_text()
     assert text.split(docs.BEGIN)[1].split(docs.END)[0].strip() == docs.tables()
+
+
+def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = _ledger(tmp_path / "l.jsonl", 0.01)
+    assert cli.main(["report", "--ledger", str(path), "--out", str(path)]) == 2
+    assert "cannot write the report" in capsys.readouterr().err

@@ -187,17 +187,18 @@ def test_run_goes_on_and_resumes_without_repeating(tmp_path: Path) -> None:
     identity = {"base_url": "u"}
     ctx = _context()
     with ledger.Writer(path) as writer:
-        assert runner.run_all(gates, ctx, writer, writer.start(identity)) == runner.EXIT_ERROR
+        assert runner.run_all(gates, ctx, writer, writer.start(identity)) == runner.EXIT_FAIL
     assert calls == ["a", "b", "c"]
     with ledger.Writer(path) as writer:
         assert writer.resumable(identity) is None
         resumed = writer.resumable(identity, again=True)
         assert resumed is not None
-        assert runner.run_all(gates, ctx, writer, resumed) == runner.EXIT_ERROR
+        assert runner.run_all(gates, ctx, writer, resumed) == runner.EXIT_FAIL
         assert calls == ["a", "b", "c", "b"]  # only what broke is tried again
         ok = [g for g in gates if g.name != "b"]
         assert runner.run_all(ok, ctx, writer, resumed) == runner.EXIT_FAIL
         assert runner.run_all(ok[:1], ctx, writer, resumed) == runner.EXIT_PASS
+        assert runner.run_all(gates[:2], ctx, writer, resumed) == runner.EXIT_ERROR
 
 
 def test_estimates_come_from_the_last_run_and_from_progress(tmp_path: Path) -> None:
@@ -423,6 +424,31 @@ def test_a_gate_goes_before_a_category_of_its_name() -> None:
     found = gate.discover()
     assert [g.name for g in runner.select(found, ["isolation"])] == ["isolation"]
     assert "needles" in [g.name for g in runner.select(found, ["quality"])]
+
+
+def test_what_was_left_out_is_told() -> None:
+    short = dataclasses.replace(_context(), facts=dataclasses.replace(FACTS, max_model_len=300))
+
+    def long(ctx: Context) -> GateResult:
+        ctx.lengths((100, 200, 400), reserve=50)
+        return gate.checks("g", {"a": "", "b": "skip: weak model"})
+
+    result = runner.run_one(_gate(long), short)
+    assert result.verdict is Verdict.PASS
+    assert "1 of 2 checks not tried" in result.reason
+    assert "too short for the rungs [400]" in result.reason
+
+
+@pytest.mark.parametrize(
+    "text", ["--api-key sk-geheim99", "--api-key=geheim", "--hf-token geheim", "-H 'Bearer geheim'", "sk-geheim-99"]
+)
+def test_keys_in_the_servers_arguments_are_not_recorded(text: str, tmp_path: Path) -> None:
+    _, address = start(Handler)
+    path = tmp_path / "l.jsonl"
+    cli.main(["run", "--base-url", address, "--profile", "stand-in", "--ledger", str(path), "--only", "api-models",
+              f"--server-args=--tensor-parallel-size 8 {text}"])  # fmt: skip
+    assert "geheim" not in path.read_text()
+    assert "--tensor-parallel-size 8" in path.read_text()
 
 
 def test_seeds_are_told() -> None:
