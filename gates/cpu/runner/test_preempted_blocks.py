@@ -39,9 +39,9 @@ def _victims(engine: Any) -> list[int]:
     found: list[int] = []
     preempt = engine.scheduler._preempt_request
 
-    def noted(request: Any, *arguments: Any) -> None:
+    def noted(request: Any, *arguments: Any, **options: Any) -> None:
         found.append(request.num_computed_tokens)
-        preempt(request, *arguments)
+        preempt(request, *arguments, **options)
 
     engine.scheduler._preempt_request = noted
     _chunk_preempted_in_its_own_step(engine)
