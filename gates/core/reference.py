@@ -39,7 +39,8 @@ def load(path: Path) -> Reference:
     """Read a score file.
 
     Raises:
-        GateError: unreadable, another schema, or lists whose lengths do not agree.
+        GateError: unreadable, another schema, no passages, two of one name, one without scores or candidates, or lists
+            whose lengths do not agree.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -51,16 +52,26 @@ def load(path: Path) -> Reference:
         raise GateError(
             "not reference scores of schema 1", where=str(path), action="make them with gates.oracle.passages"
         )
-    passages = []
+    passages: list[Passage] = []
     try:
         for entry in data["passages"]:
             top = tuple({int(k): float(v) for k, v in row.items()} for row in entry["top"])
             passage = Passage(entry["name"], tuple(entry["tokens"]), tuple(entry["logprobs"]), top)
             if not len(passage.tokens) - 1 == len(passage.logprobs) == len(passage.top):
                 raise GateError("list lengths do not agree", where=f"{path} passage {passage.name}")
+            if not passage.top or not all(passage.top):
+                raise GateError(
+                    "a position without candidates, or none at all",
+                    where=f"{path} passage {passage.name}",
+                    action="make them anew",
+                )
+            if any(passage.name == other.name for other in passages):
+                raise GateError("two passages of one name", where=f"{path} passage {passage.name}", action="rename one")
             if not all(map(math.isfinite, (*passage.logprobs, *(v for row in top for v in row.values())))):
                 raise GateError("a score is no number", where=f"{path} passage {passage.name}", action="make them anew")
             passages.append(passage)
+        if not passages:
+            raise GateError("no passages", where=str(path), action="make them with gates.oracle.passages")
         return Reference(str(data["checkpoint"]), str(data["mode"]), tuple(passages))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise GateError(f"malformed reference scores ({error!r})", where=str(path)) from error

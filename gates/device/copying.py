@@ -42,7 +42,8 @@ def _run(ctx: Context) -> GateResult:
     ctx.progress(f"{len(rungs)} rungs")
     outcomes = ctx.client.map(lambda r: _case(ctx, r, ctx.seed(r)), rungs)
     share = sum(hit for hit, _ in outcomes) / max(1, sum(want for _, want in outcomes))
-    low, high = stats.wilson(sum(h for h, _ in outcomes), sum(w for _, w in outcomes))
+    # one early miss loses the rest of its text, so that cases are the trials, not tokens
+    low, high = stats.wilson(sum(hit / want for hit, want in outcomes), len(outcomes))
     details = {"rungs": {str(r): f"{hit}/{want}" for r, (hit, want) in zip(rungs, outcomes, strict=True)}}
     return judge(ctx, "copy", Measurement(share, "share", low, high, len(outcomes)), details=details)
 

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -37,9 +38,12 @@ def read(checkpoint: Path, texts: list[Path], tokens: Path | None, longest: int)
     """Passages by name, each cut to `longest` tokens.
 
     Raises:
-        CheckpointError: none given, one unreadable, or one too short to score.
+        CheckpointError: none given, one unreadable or too short to score, or two of one name.
     """
     passages: dict[str, list[int]] = {}
+    listed: dict[str, list[int]] = {}
+    if twice := [name for name, count in Counter(path.stem for path in texts).items() if count > 1]:
+        raise CheckpointError(f"two texts are named `{twice[0]}`; a passage is known by its file's name: rename one")
     try:
         if texts:
             from transformers import PreTrainedTokenizerFast
@@ -48,9 +52,12 @@ def read(checkpoint: Path, texts: list[Path], tokens: Path | None, longest: int)
             for path in texts:
                 passages[path.stem] = tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False)
         if tokens:
-            passages |= {str(name): [int(t) for t in ids] for name, ids in json.loads(tokens.read_text()).items()}
+            listed = {str(name): [int(t) for t in ids] for name, ids in json.loads(tokens.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"cannot read the passages ({error}); give text files, or JSON of name to ids") from error
+    if both := passages.keys() & listed.keys():
+        raise CheckpointError(f"a text and a passage of {tokens} are named `{min(both)}`: rename one")
+    passages |= listed
     if not passages or any(len(ids) < 2 for ids in passages.values()):
         raise CheckpointError("no passage of two tokens or more: give --text or --tokens")
     return {name: ids[:longest] for name, ids in passages.items()}

@@ -50,12 +50,15 @@ def test_equal_distributions_measure_zero(good_server: str, scores: Path, tmp_pa
     assert seen["top1-agreement"].measurement.value == 1
     assert seen["kl-divergence"].measurement.value < 1e-3
     assert seen["perplexity"].noise_floor == 0
+    assert seen["top1-agreement"].noise_floor == 1
+    assert all(r.details["reference"]["checkpoint"] == "toy" for r in seen.values())
 
 
 def test_shifted_log_probabilities_are_caught_by_each(good_server: str, scores: Path, tmp_path: Path) -> None:
     chosen = [GATES[name] for name in NAMES]
     seen = matrix.spoiled(good_server, "shifted-logits", tmp_path, chosen, reference=scores)
     assert {k: v[0] for k, v in seen.items()} == dict.fromkeys(NAMES, Verdict.FAIL), seen
+    assert all("against the reference of checkpoint toy (exact)" in reason for _, reason in seen.values())
 
 
 def test_floor_sees_a_server_that_differs_from_itself(good_server: str, tmp_path: Path) -> None:
@@ -90,6 +93,10 @@ def test_floor_sees_a_server_that_differs_from_itself(good_server: str, tmp_path
         (lambda d: d.update(schema=2), "not reference scores of schema 1"),
         (lambda d: d["passages"][0]["logprobs"].pop(), "list lengths do not agree"),
         (lambda d: d["passages"][0].pop("tokens"), "malformed reference scores"),
+        (lambda d: d["passages"].clear(), "no passages"),
+        (lambda d: d["passages"][1]["top"][3].clear(), "a position without candidates"),
+        (lambda d: d["passages"].append(dict(d["passages"][0])), "two passages of one name"),
+        (lambda d: d["passages"][0].update(tokens=[5], logprobs=[], top=[]), "without candidates, or none at all"),
     ],
 )
 def test_bad_reference_files_are_named(scores: Path, tmp_path: Path, change, message: str) -> None:

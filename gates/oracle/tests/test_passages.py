@@ -51,6 +51,16 @@ def test_bad_passages_are_named(checkpoint: Path, tmp_path: Path, content: str, 
     assert message in capsys.readouterr().err
 
 
+def test_two_passages_of_one_name_are_refused(checkpoint: Path, tmp_path: Path, capsys) -> None:
+    texts = [tmp_path / "a" / "book.txt", tmp_path / "b" / "book.txt"]
+    for path in texts:
+        path.parent.mkdir()
+        path.write_text("words of it")
+    command = [str(checkpoint), "--text", str(texts[0]), "--text", str(texts[1]), "--out", str(tmp_path / "o.json")]
+    assert passages.main(command) == 2
+    assert "two texts are named `book`" in capsys.readouterr().err
+
+
 def test_another_checkpoint_is_scored_again(checkpoint: Path, tmp_path: Path) -> None:
     ids, out = tmp_path / "ids.json", tmp_path / "o.json"
     ids.write_text(json.dumps({"a": [5, 6, 7]}))
