@@ -86,15 +86,38 @@ def _blind(path: str, body: Body) -> Body:
     return body
 
 
+def _code(body: Body) -> str:
+    """The code that the isolation gate put into a request, or ""."""
+    found = re.findall(r"[B-DF-HJ-NP-TV-XZ]{10}", json.dumps(body.get("prompt") or body.get("messages")))
+    return str(found[-1]) if found else ""
+
+
+def _texts(answer: Body) -> list[tuple[Body, str]]:
+    """Where the text of an answer's choices stands, of a plain or a chat completion."""
+    places = [(choice, "text") for choice in answer.get("choices") or []]
+    places += [(choice["message"], "content") for choice, _ in places if isinstance(choice.get("message"), dict)]
+    return [(holder, name) for holder, name in places if isinstance(holder.get(name), str)]
+
+
 def _leak(memory: dict[str, Any]) -> Callable[[str, Body, Body], Body]:
     def reply(path: str, body: Body, answer: Body) -> Body:
-        found = re.findall(r"[B-DF-HJ-NP-TV-XZ]{10}", str(body.get("prompt")))
-        previous = memory.get("code")
-        if found:
-            memory["code"] = found[-1]
-        for choice in answer.get("choices") or []:
-            if previous and found and previous != found[-1] and isinstance(choice.get("text"), str):
-                choice["text"] += " " + previous
+        own, previous = _code(body), memory.get("code")
+        if own:
+            memory["code"] = own
+        if previous and own and previous != own:
+            for holder, name in _texts(answer):
+                holder[name] += " " + previous
+        return answer
+
+    return reply
+
+
+def _swap(memory: dict[str, Any]) -> Callable[[str, Body, Body], Body]:
+    """Each answer to a request with a code is the one before it."""
+
+    def reply(path: str, body: Body, answer: Body) -> Body:
+        for holder, name in _texts(answer) if _code(body) else ():
+            holder[name], memory["text"] = memory.get("text", holder[name]), holder[name]
         return answer
 
     return reply
@@ -235,6 +258,7 @@ def make(name: str) -> Fault:
         Fault("window-off-by-one", "decode misses the oldest key of its window", reply=_window),
         Fault("blind-context", "only the tail of the prompt is seen", request=_blind),
         Fault("leaked-canary", "an answer holds another request's text", reply=_leak(memory)),
+        Fault("swapped-answers", "an answer goes to another request", reply=_swap(memory)),
         Fault("stale-prefix", "a warm prefix cache serves a stale block", reply=_stale(memory)),
         Fault(
             "marker-in-content",
@@ -256,7 +280,8 @@ def make(name: str) -> Fault:
 
 
 NAMES = (
-    "shifted-logits", "duplicated-token", "window-off-by-one", "blind-context", "leaked-canary", "stale-prefix",
+    "shifted-logits", "duplicated-token", "window-off-by-one", "blind-context", "leaked-canary",
+    "swapped-answers", "stale-prefix",
     "marker-in-content", "early-stop", "half-stream", "dropped-argument", "late-arguments", "unconstrained-json",
     "endless-thinking", "repeating", "refusing-overload", "html-server",
 )  # fmt: skip

@@ -192,9 +192,15 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, {"error": {"message": "no such route"}})
 
 
+class Server(ThreadingHTTPServer):
+    """With room for the connections that a gate opens at once; the standard library keeps five waiting."""
+
+    request_queue_size = 128
+
+
 def start(handler: type[BaseHTTPRequestHandler] = Handler) -> tuple[ThreadingHTTPServer, str]:
     """Serve on a free loopback port in a daemon thread; returns the server and its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = Server(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server, f"http://127.0.0.1:{server.server_address[1]}"

@@ -68,16 +68,25 @@ def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A greedy continuation: token ids and the log probability of each when it was decoded."""
+    """A greedy continuation: token ids and the log probability of each when it was decoded.
+
+    Attributes:
+        top: candidates per token, where more than one was asked for and the server lists them.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
+    top: tuple[dict[int, float], ...] = ()
 
 
-def continue_greedily(client: Client, prompt: Sequence[int], *, max_tokens: int, **options: Any) -> Continuation:
+def continue_greedily(
+    client: Client, prompt: Sequence[int], *, max_tokens: int, top: int = 1, **options: Any
+) -> Continuation:
     """Decode `max_tokens` tokens greedily (EOS ignored) with their log probabilities.
 
+    Args:
+        top: candidates to list per token.
     Raises:
         ServerTrouble: ids or log probabilities are missing.
         Failed: a log probability is no number.
@@ -86,7 +95,7 @@ def continue_greedily(client: Client, prompt: Sequence[int], *, max_tokens: int,
         list(prompt),
         max_tokens=max_tokens,
         temperature=0,
-        logprobs=1,
+        logprobs=top,
         ignore_eos=True,
         return_tokens_as_token_ids=True,
         **options,
@@ -97,9 +106,14 @@ def continue_greedily(client: Client, prompt: Sequence[int], *, max_tokens: int,
     if not names or not values or len(names) != len(values):
         raise ServerTrouble("no logprobs of the continuation", where="POST /v1/completions")
     try:
-        ids = tuple(int(str(name).removeprefix("token_id:")) for name in names)
-    except ValueError as error:
+        ids = tuple(_id(name) for name in names)
+        rows = block.get("top_logprobs") if top > 1 else None
+        listed = tuple({_id(k): finite(v, "a candidate") for k, v in (row or {}).items()} for row in rows or ())
+    except (ValueError, AttributeError) as error:
         raise ServerTrouble("tokens are not told as ids", where="return_tokens_as_token_ids") from error
-    return Continuation(
-        ids, tuple(finite(v, f"answer token {i}") for i, v in enumerate(values)), str(choice.get("finish_reason"))
-    )
+    own = tuple(finite(v, f"answer token {i}") for i, v in enumerate(values))
+    return Continuation(ids, own, str(choice.get("finish_reason")), listed)
+
+
+def _id(name: object) -> int:
+    return int(str(name).removeprefix("token_id:"))

@@ -15,6 +15,8 @@ from gates.core import scoring, server_facts, stats
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
 
+TOP = 5  # candidates listed at a parting token
+
 
 def _gap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0)
@@ -34,29 +36,50 @@ def _abort_neighbours(ctx: Context, prompt: list[int]) -> None:
     ctx.client.map(one, range(4))
 
 
-def _other_head(ctx: Context, prompt: list[int], rng: random.Random, tokens: int) -> float:
+def _other_head(ctx: Context, rng: random.Random, tokens: int, length: int) -> float | None:
     """Gap between a prompt whose head and tail were both cached, but never together, and the same prompt cold.
 
-    A cache that keys a block by its own tokens alone would take the tail from behind the other head. The head is a
-    whole number of blocks, as only whole blocks are shared.
+    A cache that keys a block by its own tokens alone would take the tail from behind the other head. A fact lies across
+    the border, its name in the head and its value in the tail, and is asked for at the end: behind the other head the
+    same value belongs to another name. The head is a whole number of blocks, as only whole blocks are shared; None
+    where `length` tokens hold no head and tail of a block each.
     """
     labels = server_facts.metric_labels(ctx.client, "vllm:cache_config_info")
     told = labels[0].get("block_size", "") if labels else ""
     block = int(told) if told.isdigit() else 128
-    size = max(1, len(prompt) // 2 // block) * block
-    tail = prompt[size:]
-    head = [rng.choice(prompt) for _ in range(size)]
-    scoring.continue_greedily(ctx.client, [*head, *tail], max_tokens=1)
-    scoring.continue_greedily(ctx.client, [*prompt[:size], *tail[::-1]], max_tokens=1)
-    warm = scoring.continue_greedily(ctx.client, prompt, max_tokens=tokens)
-    cold = scoring.continue_greedily(ctx.client, prompt, max_tokens=tokens, cache_salt=uuid.uuid4().hex)
+    size = length // 2 // block * block
+    if not size:
+        return None
+    (name, value), (other, _) = ctx.wording.pick(rng, 2)
+    fact, foreign = (ctx.client.tokenize(ctx.wording.fact(key, value)) for key in (name, other))
+    shared = _common_end(fact, foreign)
+    question = ctx.client.tokenize(" " + ctx.wording.question(name))
+
+    def filler(count: int) -> list[int]:
+        text: list[int] = []
+        while len(text) < count:
+            text += ctx.client.tokenize(" ".join(ctx.wording.filler(rng) for _ in range(32)))
+        return text[:count]
+
+    tail = [*fact[len(fact) - shared :], *filler(length - size - shared - len(question)), *question]
+    head, elsewhere = ([*filler(size - len(ids) + shared), *ids[: len(ids) - shared]] for ids in (fact, foreign))
+    scoring.continue_greedily(ctx.client, [*elsewhere, *tail], max_tokens=1)
+    scoring.continue_greedily(ctx.client, [*head, *tail[::-1]], max_tokens=1)
+    warm = scoring.continue_greedily(ctx.client, [*head, *tail], max_tokens=tokens, top=TOP)
+    salt = uuid.uuid4().hex
+    cold = scoring.continue_greedily(ctx.client, [*head, *tail], max_tokens=tokens, top=TOP, cache_salt=salt)
     return _agreeing(cold, warm)
+
+
+def _common_end(a: list[int], b: list[int]) -> int:
+    """How many tokens two lists share at their end."""
+    return next((i for i, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _run(ctx: Context) -> GateResult:
     rung = ctx.lengths(ctx.profile.rungs, reserve=2 * ctx.profile.greedy_tokens)[-1]
     rng = random.Random(ctx.seed())
-    worst: dict[str, float] = {"warm": 0.0, "after aborts": 0.0, "other head": 0.0, "prompt logprobs": 0.0}
+    worst: dict[str, float] = {"warm": 0.0, "after aborts": 0.0, "prompt logprobs": 0.0}
     floors: list[float] = []
     for number in range(max(2, ctx.profile.samples // 4)):
         text = " ".join(ctx.wording.filler(rng) for _ in range(rung))
@@ -71,7 +94,8 @@ def _run(ctx: Context) -> GateResult:
         floors.append(_agreeing(cold, again))
         worst["warm"] = max(worst["warm"], _agreeing(cold, warm))
         worst["after aborts"] = max(worst["after aborts"], _agreeing(cold, later))
-        worst["other head"] = max(worst["other head"], _other_head(ctx, prompt, rng, n))
+        if (other := _other_head(ctx, rng, n, rung)) is not None:
+            worst["other head"] = max(worst.get("other head", 0.0), other)
         first, second = (scoring.score(ctx.client, prompt, top=1) for _ in range(2))
         worst["prompt logprobs"] = max(worst["prompt logprobs"], _gap(first.logprobs, second.logprobs))
         ctx.progress(f"prompt {number + 1}")
@@ -89,15 +113,23 @@ def _run(ctx: Context) -> GateResult:
 def _agreeing(a: scoring.Continuation, b: scoring.Continuation) -> float:
     """Largest log-prob difference up to and including the first token on which the two differ.
 
-    At a near-tie the texts part and later tokens are not comparable; at the parting token the two log probabilities
-    still are: a true tie parts with a small difference, a stale block with a large one.
+    At a near-tie the texts part and later tokens are not comparable; at the parting token the two are still after the
+    same text, and each lists what it gave to the other's token: a true tie parts with a small difference, a stale
+    block with a large one. A token that is not listed has at most the smallest listed probability.
     """
     value = 0.0
-    for ta, la, tb, lb in zip(a.tokens, a.logprobs, b.tokens, b.logprobs, strict=False):
-        value = max(value, abs(la - lb))
+    for place, (ta, tb) in enumerate(zip(a.tokens, b.tokens, strict=False)):
+        value = max(value, abs(a.logprobs[place] - b.logprobs[place]))
         if ta != tb:
+            if len(a.top) > place and len(b.top) > place and a.top[place] and b.top[place]:
+                value = max(value, a.logprobs[place] - _given(b, place, ta), b.logprobs[place] - _given(a, place, tb))
             break
     return value
+
+
+def _given(seen: scoring.Continuation, place: int, token: int) -> float:
+    row = seen.top[place]
+    return row.get(token, min(row.values()))
 
 
 GATE = Gate(

@@ -2,8 +2,9 @@
 """Isolation under preemption: every request carries a code of its own; no answer may hold another's.
 
 The server is driven past its cache so that it preempts (its own counter tells how often); a run without preemptions
-proves nothing and is SKIPped. Foreign content is the verdict; missing own codes are reported, since a weak model may
-simply not repeat them.
+proves nothing and is SKIPped. Every request asks for its code back. Foreign content is the verdict, whatever else is
+missing; where too few answers hold their own code the gate could not have seen a leak, and is SKIPped. Pieces of codes
+are told apart from five characters on: a single leaked token may be shorter than that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gates.core.result import GateResult, Measurement, Verdict
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 GROWTH = 192  # tokens an answer has at least: more than one KV block of 128
+REPEATED = 0.25  # share of answers that must hold their own code
 
 
 def codes(count: int, seed: int) -> list[str]:
@@ -43,17 +45,23 @@ def foreign(answer: str, own: int, everyone: list[str]) -> list[str]:
 
 def _prompt(ctx: Context, code: str, tokens: int, seed: int, per_filler: float) -> str:
     rng = random.Random(seed)
-    line = ctx.wording.fact(ctx.wording.keys[seed % len(ctx.wording.keys)], code)
-    body = [line]
-    body += [ctx.wording.filler(rng) for _ in range(round(tokens / per_filler))]
-    return " ".join([*body, line, f"Repeat: {code}"])
+    between = " ".join(ctx.wording.filler(rng) for _ in range(round(tokens / per_filler)))
+    wording = ctx.wording
+    return f"{wording.copy_opening}{code}{wording.copy_closing}{between}{wording.copy_again}"
 
 
 def _answer(ctx: Context, prompt: str) -> str:
-    # Only rows that outgrow their blocks while they decode make a full server preempt.
+    """The answer's whole text, reasoning included. Only rows that outgrow their blocks while they decode make a full
+    server preempt, so every answer is at least `GROWTH` tokens long."""
     room = max(ctx.profile.greedy_tokens, GROWTH)
-    answer = ctx.client.complete(prompt, max_tokens=room, temperature=0, ignore_eos=True)
-    return str(answer["choices"][0].get("text") or "")
+    if not ctx.wording.chat:
+        answer = ctx.client.complete(prompt, max_tokens=room, temperature=0, ignore_eos=True)
+        return str(answer["choices"][0].get("text") or "")
+    room = max(room, ctx.profile.answer_tokens)
+    message = ctx.client.chat(prompt, max_tokens=room, min_tokens=GROWTH, temperature=0)["choices"][0].get(
+        "message", {}
+    )
+    return " ".join(str(message.get(part) or "") for part in ("reasoning", "reasoning_content", "content"))
 
 
 def _run(ctx: Context) -> GateResult:
@@ -66,32 +74,38 @@ def _run(ctx: Context) -> GateResult:
     done = 0
     lock = threading.Lock()
 
-    def one(index: int) -> list[str]:
+    def one(index: int) -> tuple[list[str], bool]:
         nonlocal done
         # lengths differ so that rows join, leave and are preempted at different steps; a third share their prompt
         prompt = _prompt(ctx, everyone[index], rung * (1 + index % 3) // 4, index // 3, per_filler)
-        pieces = foreign(_answer(ctx, prompt), index, everyone)
+        answer = _answer(ctx, prompt)
         with lock:
             done += 1
             if done % 50 == 0:
                 ctx.progress(f"{done}/{count} answers")
-        return pieces
+        return foreign(answer, index, everyone), everyone[index] in answer
 
     with ThreadPoolExecutor(max_workers=width) as pool:
         found = list(pool.map(one, range(count)))
     after = (server_facts.metrics(ctx.client) or {}).get(PREEMPTIONS)
-    if before is None or after is None:
+    leaks = {str(i): pieces for i, (pieces, _) in enumerate(found) if pieces}
+    own = sum(repeated for _, repeated in found)
+    preempted = None if before is None or after is None else int(after - before)
+    low, high = (round(share, 9) for share in stats.wilson(len(leaks), count))
+    details = {"preemptions": preempted, "outputs": count, "own": own, "leaks": leaks, "prompt_tokens_up_to": rung}
+    measurement = Measurement(float(len(leaks)), "answers with foreign content", low * count, high * count, count)
+    if leaks:
+        counted = "an unknown number of" if preempted is None else preempted
+        reason = f"{len(leaks)} of {count} answers hold another request's code, with {counted} preemptions"
+        return GateResult("isolation", Verdict.FAIL, reason, measurement, 0.0, "max", "zero tolerance", details=details)
+    if preempted is None:
         raise ServerTrouble(
             "no preemption counter", where=f"GET /metrics {PREEMPTIONS}", action="enable the server's metrics"
         )
-    preempted = int(after - before)
-    leaks = {str(i): pieces for i, pieces in enumerate(found) if pieces}
-    low, high = (round(share, 9) for share in stats.wilson(len(leaks), count))
-    details = {"preemptions": preempted, "outputs": count, "leaks": leaks, "prompt_tokens_up_to": rung}
-    measurement = Measurement(float(len(leaks)), "answers with foreign content", low * count, high * count, count)
-    if leaks:
-        reason = f"{len(leaks)} of {count} answers hold another request's code, with {preempted} preemptions"
-        return GateResult("isolation", Verdict.FAIL, reason, measurement, 0.0, "max", "zero tolerance", details=details)
+    if preempted < 0:
+        raise ServerTrouble("the preemption counter fell", where=f"GET /metrics {PREEMPTIONS}", action="a restart?")
+    if own < REPEATED * count:
+        raise Skip(f"only {own} of {count} answers hold their own code: a leak could not have been seen")
     if preempted == 0:
         raise Skip("the server never preempted: give it a smaller cache, or this gate longer prompts")
     return GateResult("isolation", Verdict.PASS, "", measurement, 0.0, "max", "zero tolerance", details=details)
@@ -102,5 +116,5 @@ GATE = Gate(
     "isolation",
     "no answer holds another request's content while requests are preempted",
     _run,
-    ("leaked-canary",),
+    ("leaked-canary", "swapped-answers"),
 )

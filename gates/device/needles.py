@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Needles by length and depth, with a no-needle control: a model that guesses the value is not reading it."""
+"""Needles by length and depth, with a no-needle control: a model that guesses the value is not reading it.
+
+Another fact of the same form lies elsewhere: an answer that holds it, too, has not told them apart.
+"""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from gates.core import prompts, stats
 from gates.core.gate import Context, Gate, judge
-from gates.core.result import GateResult, Measurement
+from gates.core.result import GateResult, Measurement, Verdict
+from gates.device import _reading
 
 
 def _case(ctx: Context, rung: int, depth: float, seed: int, *, planted: bool) -> bool:
     rng = random.Random(seed)
     (key, value), (other, decoy) = ctx.wording.pick(rng, 2)
-    fact = ctx.wording.fact(key, value) if planted else ctx.wording.fact(other, decoy)
+    facts = [((depth + 0.4) % 1, ctx.wording.fact(other, decoy))]
+    facts += [(depth, ctx.wording.fact(key, value))] if planted else []
     text = prompts.with_facts(
         ctx.client,
         ctx.wording,
         tokens=rung,
-        facts=[(depth, fact)],
+        facts=facts,
         seed=seed,
         tail=ctx.wording.question(key),
     )
     answer = prompts.ask(ctx.client, ctx.wording, text, max_tokens=ctx.profile.answer_tokens)
-    return value in answer
+    return _reading.names(ctx.wording, answer, value, [decoy])
 
 
 def _run(ctx: Context) -> GateResult:
@@ -49,10 +55,6 @@ def _run(ctx: Context) -> GateResult:
         },
     )
     if any(blind):
-        from dataclasses import replace
-
-        from gates.core.result import Verdict
-
         return replace(
             result,
             verdict=Verdict.FAIL,
