@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gates.controls import server_faults
+
 Body = dict[str, Any]
 
 
@@ -21,6 +23,8 @@ class Fault:
         request: before the request goes to the good server.
         reply: a whole JSON answer on its way back; gets (path, request body, answer).
         chunks: all chunks of a stream on their way back.
+        told: another JSON answer to a GET on its way back; gets (path, answer).
+        page: another text (metrics) on its way back; gets (path, text).
         raw: replaces the exchange altogether; returns (status, content type, bytes) or None.
         torn: the stream ends without [DONE].
         most_at_once: beyond so many requests under way the server answers 500; 0 for no limit.
@@ -32,6 +36,8 @@ class Fault:
     request: Callable[[str, Body], Body] | None = None
     reply: Callable[[str, Body, Body], Body] | None = None
     chunks: Callable[[str, Body, list[Body]], list[Body]] | None = None
+    told: Callable[[str, Any], Any] | None = None
+    page: Callable[[str, str], str] | None = None
     raw: Callable[[str, Body], tuple[int, str, bytes] | None] | None = None
     torn: bool = False
     most_at_once: int = 0
@@ -274,6 +280,20 @@ def make(name: str) -> Fault:
         Fault("endless-thinking", "the reasoning never ends", reply=_each_message(_endless)),
         Fault("repeating", "the text loops", reply=_repeat),
         Fault("refusing-overload", "some requests die with a 500", most_at_once=8),
+        Fault("shrunk-cache", "the KV cache lost half of its blocks", page=server_faults.shrunk_cache),
+        Fault("late-compiles", "graphs are compiled while users wait", page=server_faults.late_compiles),
+        Fault("other-weights", "other parameters were loaded", told=server_faults.other_weights),
+        Fault("silent-version", "the version is not told", told=server_faults.silent_version),
+        Fault("lost-row", "a chat answer's last log probability is missing", reply=server_faults.lost_row),
+        Fault("scaled-logprobs", "log probabilities of chat are halved", reply=server_faults.scaled_logprobs),
+        Fault(
+            "miscounted-usage",
+            "a prompt token too many is counted",
+            reply=server_faults.miscounted_answer,
+            chunks=server_faults.miscounted_chunks,
+        ),
+        Fault("lax-validation", "values out of range are accepted", request=server_faults.lax),
+        Fault("lost-item", "the Responses API leaves the reasoning out", reply=server_faults.lost_item),
         Fault("html-server", "a gateway answers in HTML", raw=_html, transport=True),
     ]
     return {fault.name: fault for fault in faults}[name]
@@ -283,5 +303,6 @@ NAMES = (
     "shifted-logits", "duplicated-token", "window-off-by-one", "blind-context", "leaked-canary",
     "swapped-answers", "stale-prefix",
     "marker-in-content", "early-stop", "half-stream", "dropped-argument", "late-arguments", "unconstrained-json",
-    "endless-thinking", "repeating", "refusing-overload", "html-server",
+    "endless-thinking", "repeating", "refusing-overload", "shrunk-cache", "late-compiles", "other-weights",
+    "silent-version", "lost-row", "scaled-logprobs", "miscounted-usage", "lax-validation", "lost-item", "html-server",
 )  # fmt: skip

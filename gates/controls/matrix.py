@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from gates.controls import faults, proxy, toy_server
+from gates.controls import faults, proxy, toy_model, toy_server
 from gates.core import control_values, gate, profile, server_facts, thresholds
 from gates.core.client import Client
 from gates.core.result import GateResult, Verdict
@@ -51,6 +51,7 @@ ALSO_RED: dict[str, dict[str, str]] = {
         "api-stream": "the plain answer no longer equals the stream",
         "api-structured": "no answer is left to judge",
     },
+    "lax-validation": {"api-openai-client": "its refusal is of a temperature below zero"},
     "refusing-overload": {"isolation": "it drives the server past its capacity on purpose; ends in ERROR"},
 }
 
@@ -107,6 +108,13 @@ def unexpected(name: str, seen: dict[str, tuple[Verdict, str]], due: set[str]) -
     return {k: v[1] for k, v in seen.items() if v[0] in wrong and k not in allowed}
 
 
+def missed(name: str, seen: dict[str, tuple[Verdict, str]], due: set[str]) -> dict[str, str]:
+    """Gates that should be red and are not. A control that only breaks its gate shows nothing: ERROR counts only where
+    the server is none any more."""
+    red = {Verdict.FAIL, Verdict.ERROR} if faults.make(name).transport else {Verdict.FAIL}
+    return {k: f"{seen[k][0].value} {seen[k][1]}".strip() for k in sorted(due) if seen[k][0] not in red}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gates.controls.matrix", description=__doc__)
     parser.add_argument("--base-url", default=None)
@@ -119,9 +127,11 @@ def main(argv: list[str] | None = None) -> int:
     base = args.base_url or toy_server.start()[1]
     all_gates = list(gate.discover().values())
     good_cache = Path(tempfile.mkdtemp(prefix="gate-controls-"))
-    options = {"profile_name": args.profile, "reference": args.reference}
+    reference = args.reference or (None if args.base_url else toy_model.reference(good_cache))
+    options = {"profile_name": args.profile, "reference": reference}
     healthy = verdicts(context(base, good_cache, **options), all_gates)
     print("healthy", {k: v[0].value for k, v in healthy.items() if v[0] not in (Verdict.PASS, Verdict.SKIP)})
+    print("not tried here", {k: v[1] for k, v in healthy.items() if v[0] is Verdict.SKIP}, flush=True)
     wrong = 0
     controls: dict[str, control_values.Control] = {}
     for name in args.only or faults.NAMES:
@@ -137,9 +147,12 @@ def main(argv: list[str] | None = None) -> int:
             figure = results[gate_name].measurement
             if figure is not None and figure.value is not None:
                 controls.setdefault(gate_name, control_values.Control(name, figure.value, figure.unit))
-        missed, extra = due - red, unexpected(name, seen, due)
-        wrong += bool(missed or extra)
-        print(f"{name}: red {sorted(red & due)}, also {sorted(red - due)}; missed {sorted(missed)}; unexpected {extra}")
+        unseen, extra = missed(name, seen, due), unexpected(name, seen, due)
+        wrong += bool(unseen or extra)
+        print(
+            f"{name}: red {sorted(red & due)}, also {sorted(red - due)}; missed {unseen}; unexpected {extra}",
+            flush=True,
+        )
     if args.record:
         control_values.save(args.profile, controls)
     return 1 if wrong else 0

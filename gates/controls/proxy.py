@@ -60,6 +60,10 @@ def serve(upstream: str, fault: Fault) -> tuple[ThreadingHTTPServer, str]:
                 self._events(body, answer.text)
             elif fault.reply and answer.status_code == 200 and "json" in kind and method == "POST":
                 self._send(200, kind, json.dumps(fault.reply(self.path, body, answer.json())).encode())
+            elif fault.told and method == "GET" and "json" in kind and answer.content:
+                self._send(answer.status_code, kind, json.dumps(fault.told(self.path, answer.json())).encode())
+            elif fault.page and "text/plain" in kind:
+                self._send(answer.status_code, kind, fault.page(self.path, answer.text).encode())
             else:
                 self._send(answer.status_code, kind, answer.content)
 

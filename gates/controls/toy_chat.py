@@ -127,8 +127,9 @@ def _usage(made: list[Turn], body: dict[str, Any]) -> dict[str, int]:
 
 def _rows(text: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     k = max(1, int(body.get("top_logprobs") or 0))
-    top = [{"token": f"t{i}", "logprob": -0.1 - i, "bytes": [116]} for i in range(k)]
-    return [{"token": c, "logprob": -0.1, "bytes": list(c.encode()), "top_logprobs": top} for c in text]
+    others = [{"token": f"t{i}", "logprob": -3.0 - i, "bytes": [116]} for i in range(1, k)]
+    own = [{"token": c, "logprob": -0.1, "bytes": list(c.encode())} for c in text]
+    return [{**row, "top_logprobs": [dict(row), *others]} for row in own]
 
 
 def chat_reply(made: list[Turn], body: dict[str, Any], model: str) -> dict[str, Any]:

@@ -7,10 +7,13 @@ log probability, so every gate has something to measure in milliseconds. It is a
 
 from __future__ import annotations
 
+import json
 import math
+import random
 import re
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 VOCAB = 256
 LISTED = 24
@@ -65,6 +68,19 @@ class ToyModel:
             if point <= 0:
                 return token
         return next(iter(table))
+
+
+def reference(folder: Path) -> Path:
+    """A file of reference scores (gates/core/reference.py) straight from the formula, not from the server."""
+    model, rng, passages = ToyModel(), random.Random(3), []
+    for number in range(3):
+        text = bytes(rng.randrange(97, 123) for _ in range(40))
+        logprobs = [model.logprob(text[:i], text[i]) for i in range(1, len(text))]
+        top = [dict(list(model.distribution(text[:i]).items())[:20]) for i in range(1, len(text))]
+        passages.append({"name": f"p{number}", "tokens": list(text), "logprobs": logprobs, "top": top})
+    path = folder / "scores.json"
+    path.write_text(json.dumps({"schema": 1, "checkpoint": "toy", "mode": "exact", "passages": passages}))
+    return path
 
 
 def instance(schema: dict) -> object:  # type: ignore[type-arg]

@@ -16,6 +16,7 @@ from gates.controls.toy_chat import BadRequest, Turn, chat_chunks, chat_reply, r
 from gates.controls.toy_model import ToyModel
 
 MODEL, CONTEXT = "toy", 4096
+CARD = {"id": MODEL, "object": "model", "max_model_len": CONTEXT, "state_hash": "1" * 64}
 BYTE_CHARS = [bytes([i]).decode("latin-1") for i in range(256)]
 
 
@@ -139,9 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             "/health": lambda: self._send(200, ""),
             "/version": lambda: self._send(200, {"version": "0.26.0+frontier.0123456789ab"}),
             "/metrics": lambda: self._send(200, self.state.page(), "text/plain"),
-            "/v1/models": lambda: self._send(
-                200, {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": CONTEXT}]}
-            ),
+            "/v1/models": lambda: self._send(200, {"object": "list", "data": [CARD]}),
         }
         routes.get(self.path, lambda: self._send(404, {"error": {"message": "no such route"}}))()
 
@@ -202,5 +201,5 @@ def start(handler: type[BaseHTTPRequestHandler] = Handler) -> tuple[ThreadingHTT
     """Serve on a free loopback port in a daemon thread; returns the server and its address."""
     server = Server(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server, f"http://127.0.0.1:{server.server_address[1]}"

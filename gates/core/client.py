@@ -27,6 +27,22 @@ class ServerTrouble(GateError):
     """The server did not answer as an OpenAI-compatible server does: the gate ends in ERROR, not in FAIL."""
 
 
+class BadStatus(ServerTrouble):
+    """A status other than the one that is due.
+
+    Attributes:
+        turned_away: the client was not let in (key, proxy, rate limit, redirect): that says nothing of the server.
+    """
+
+    def __init__(self, status: int, text: str, where: str) -> None:
+        super().__init__(f"status {status}: {text[:160]!r}", where=where)
+        self.turned_away = turned_away(status)
+
+
+def turned_away(status: int) -> bool:
+    return 300 <= status < 400 or status in (401, 403, 407, 429)
+
+
 class OutOfTime(GateError):
     """The gate's own time is over: nothing more may be asked for it. No verdict on the server."""
 
@@ -229,7 +245,7 @@ class Client:
         """
         reply = self.request(method, path, body, **options)
         if reply.status != 200:
-            raise ServerTrouble(f"status {reply.status}: {reply.text[:160]!r}", where=f"{method} {path}")
+            raise BadStatus(reply.status, reply.text, f"{method} {path}")
         return reply.json()
 
     def stream(
@@ -325,7 +341,7 @@ class Client:
             messages = [{"role": "user", "content": messages}]
         body = {"model": self.model, "messages": messages, **options}
         answer = self.ok("POST", "/v1/chat/completions", body, deadline_s=deadline_s)
-        return _with_choices(answer, "/v1/chat/completions")
+        return with_choices(answer, "/v1/chat/completions", "message", dict)
 
     def complete(
         self,
@@ -338,7 +354,7 @@ class Client:
         """A plain completion of text or token ids. Returns the decoded answer."""
         body = {"model": self.model, "prompt": prompt, **options}
         answer = self.ok("POST", "/v1/completions", body, deadline_s=deadline_s, most_bytes=most_bytes)
-        return _with_choices(answer, "/v1/completions")
+        return with_choices(answer, "/v1/completions", "text", str)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids by the server's own tokenizer, special tokens as the server adds them to a prompt."""
@@ -373,8 +389,15 @@ def _closed(path: str, out: Stream) -> bool:
     return path == "/v1/responses" and bool(out.chunks) and out.chunks[-1].get("type") in finals
 
 
-def _with_choices(answer: dict[str, Any], path: str) -> dict[str, Any]:
+def with_choices(answer: dict[str, Any], path: str, part: str, kind: type) -> dict[str, Any]:
+    """`answer`, whose choices are there and each have their `part`.
+
+    Raises:
+        ServerTrouble: it has another shape.
+    """
     choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not all(isinstance(c, dict) for c in choices):
-        raise ServerTrouble("an answer without choices", where=f"POST {path}")
+    if not isinstance(choices, list) or not choices:
+        raise ServerTrouble("an answer without choices", where=f"POST {path}", action="is this an OpenAI API?")
+    if not all(isinstance(choice, dict) and isinstance(choice.get(part), kind) for choice in choices):
+        raise ServerTrouble(f"a choice without `{part}`", where=f"POST {path}", action="is this an OpenAI API?")
     return answer

@@ -44,7 +44,7 @@ def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool 
         cached: not False lets the prefix cache serve; False asks for a private cache salt.
     Raises:
         ServerTrouble: the answer has no or too few prompt logprobs.
-        Failed: one of them is no number.
+        Failed: one of them is no number, or a row does not list the prompt's own token, as rows of a neighbour do.
     """
     most = max(MOST_BYTES, len(tokens) * (top + 1) * CANDIDATE_BYTES)
     options: dict[str, Any] = {"prompt_logprobs": top, "max_tokens": 1, "temperature": 0, "most_bytes": most}
@@ -60,7 +60,7 @@ def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool 
         where = f"a candidate for prompt token {place}"
         table = {int(k): finite(v["logprob"], where) for k, v in (row or {}).items()}
         if token not in table:
-            raise ServerTrouble(f"token {token} is missing from its own row", where="prompt_logprobs")
+            raise Failed(f"prompt_logprobs: token {place} of the prompt is missing from its own row")
         own.append(table[token])
         listed.append(table)
     return Scores(tuple(own), tuple(listed))

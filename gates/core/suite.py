@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gates.core import gate as gates
-from gates.core.client import Client, Reply, ServerTrouble, Stream
+from gates.core.client import BadStatus, Client, Reply, ServerTrouble, Stream, turned_away, with_choices
 from gates.core.errors import Failed
 from gates.core.gate import Context, Skip
 from gates.core.result import GateResult
 
+PATH = "/v1/chat/completions"
+CHAT = f"POST {PATH}"
 MARKERS = (
     "<|start|>",
     "<|end|>",
@@ -67,33 +69,43 @@ class Api:
             messages = [{"role": "user", "content": messages}]
         return {"model": self.client.model, "messages": messages, "max_tokens": self.room, "temperature": 0, **options}
 
-    def post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> Reply:
+    def post(self, body: dict[str, Any], path: str = PATH) -> Reply:
         return self.client.request("POST", path, body)
 
     def choice(self, messages: list[dict[str, Any]] | str = "Hello", **options: Any) -> dict[str, Any]:
         """First choice of a chat answer that must be a 200."""
         reply = self.post(self.body(messages, **options))
-        if reply.status >= 500:
-            raise ServerTrouble(f"status {reply.status}: {reply.text[:120]!r}", where="POST /v1/chat/completions")
+        if reply.status >= 500 or turned_away(reply.status):
+            raise BadStatus(reply.status, reply.text, CHAT)
         expect(reply.status == 200, f"status {reply.status}: {reply.text[:160]}")
-        choices = reply.json().get("choices") or []
-        if not choices:
-            raise ServerTrouble("an answer without choices", where="POST /v1/chat/completions", action="is this vLLM?")
-        return dict(choices[0])
+        return dict(with_choices(reply.json(), PATH, "message", dict)["choices"][0])
 
     def message(self, messages: list[dict[str, Any]] | str = "Hello", **options: Any) -> dict[str, Any]:
         return dict(self.choice(messages, **options).get("message") or {})
 
     def stream(self, messages: list[dict[str, Any]] | str = "Hello", **options: Any) -> Stream:
-        out = self.client.stream("/v1/chat/completions", self.body(messages, **options))
-        if out.status >= 500:
-            raise ServerTrouble(f"status {out.status}: {out.error[:120]!r}", where="POST /v1/chat/completions")
+        out = self.client.stream(PATH, self.body(messages, **options))
+        if out.status >= 500 or turned_away(out.status):
+            raise BadStatus(out.status, out.error, CHAT)
         expect(out.status == 200, f"status {out.status}: {out.error[:160]}")
+        for chunk in out.chunks:
+            if "error" not in chunk and chunk.get("choices") != []:
+                with_choices(chunk, PATH, "delta", dict)
         return out
 
-    def refused(self, body: Any, path: str = "/v1/chat/completions", status: tuple[int, ...] = (400, 422)) -> Reply:
+    def plain_answer(self) -> bool:
+        """Whether the server still answers the plainest request."""
+        try:
+            self.client.chat("Hello", max_tokens=1)
+        except ServerTrouble:
+            return False
+        return True
+
+    def refused(self, body: Any, path: str = PATH, status: tuple[int, ...] = (400, 422)) -> Reply:
         """The request must be answered with a client error and a message, quickly and without killing the server."""
         reply = self.client.request("POST", path, body)
+        if turned_away(reply.status) and reply.status not in status:
+            raise BadStatus(reply.status, reply.text, f"POST {path}")
         expect(reply.status in status, f"status {reply.status} where {status[0]} is due: {reply.text[:120]!r}")
         text = json.dumps(reply.data) if reply.data is not None else ""
         expect("message" in text or "detail" in text, f"no error message: {reply.text[:120]!r}")
@@ -135,7 +147,11 @@ class Suite:
         return add
 
     def run(self, ctx: Context) -> GateResult:
-        """Run every check; a check that meets a broken server ends the gate in ERROR, since the rest would too."""
+        """Run every check.
+
+        A status that says that the server failed fails the check, as long as a plain request is still answered; a
+        client that is turned away and a server that is gone end the gate in ERROR, since the rest would meet it, too.
+        """
         outcomes: dict[str, str] = {}
         for number, check in enumerate(self.checks, 1):
             ctx.progress(f"{number}/{len(self.checks)} {check.text}")
@@ -146,6 +162,10 @@ class Suite:
                 outcomes[check.name] = str(failed) or "failed"
             except Skip as skip:
                 outcomes[check.name] = f"skip: {skip}"
+            except BadStatus as status:
+                if status.turned_away or not Api(ctx).plain_answer():
+                    raise
+                outcomes[check.name] = str(status)
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                 outcomes[check.name] = f"the answer has another shape ({type(error).__name__}: {error})"
         return gates.checks(self.name, outcomes)

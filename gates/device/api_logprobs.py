@@ -85,4 +85,13 @@ def _zero(api: Api) -> None:
     expect(_rows(api, top_logprobs=0), "no rows")
 
 
-GATE = SUITE.gate()
+@SUITE.check(135, "a chosen token is among its candidates, which are no more than certain together")
+def _mass(api: Api) -> None:
+    for row in _rows(api, top_logprobs=5):
+        listed = [(entry["token"], entry["logprob"]) for entry in row["top_logprobs"]]
+        expect((row["token"], row["logprob"]) in listed, f"{row['token']!r} at {row['logprob']} is not in {listed}")
+        mass = math.fsum(math.exp(value) for _, value in listed)
+        expect(mass <= 1 + 1e-3, f"the candidates {listed} have a mass of {mass:.3f}")
+
+
+GATE = SUITE.gate("lost-row", "scaled-logprobs")

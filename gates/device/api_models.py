@@ -38,4 +38,4 @@ def _version(api: Api) -> None:
     expect(isinstance(version, str) and version, f"version is {version!r}")
 
 
-GATE = SUITE.gate("html-server")
+GATE = SUITE.gate("silent-version", "html-server")

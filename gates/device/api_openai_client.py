@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from gates.core.client import ServerTrouble
+from gates.core.client import BadStatus, ServerTrouble, turned_away
 from gates.core.gate import Context, Gate, Skip, checks
 from gates.core.result import GateResult
 from gates.core.schemas import ALARM, ENUM, problem, response_format
@@ -85,8 +85,13 @@ def _run(ctx: Context) -> GateResult:
         timeout=ctx.profile.deadline_s,
         http_client=httpx.Client(auth=ctx.client.auth, transport=DeadlineTransport(), trust_env=False),
     )
-    with ctx.client.window():
-        models = client.models.list()
+    try:
+        with ctx.client.window():
+            models = client.models.list()
+    except openai.APIStatusError as error:
+        raise BadStatus(error.status_code, error.response.text, "GET /v1/models") from error
+    except openai.APIConnectionError as error:
+        raise ServerTrouble(f"{type(error).__name__}: {error}", where="GET /v1/models") from error
     if not getattr(models, "data", None):  # the client hands a body that is no JSON through as text
         raise ServerTrouble("the server lists no models", where="GET /v1/models", action="is this an OpenAI API?")
     outcomes: dict[str, str] = {}
@@ -96,7 +101,11 @@ def _run(ctx: Context) -> GateResult:
                 outcomes[name] = step(client, ctx.client.model, ctx.profile.answer_tokens)
         except openai.APIConnectionError as error:
             raise ServerTrouble(f"{type(error).__name__}: {error}", where=name) from error
-        except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
+        except openai.APIStatusError as error:
+            if turned_away(error.status_code):
+                raise BadStatus(error.status_code, error.response.text, name) from error
+            outcomes[name] = f"{type(error).__name__}: {str(error)[:160]}"
+        except (openai.OpenAIError, ValueError, IndexError, TypeError, AttributeError) as error:
             outcomes[name] = f"{type(error).__name__}: {str(error)[:160]}"
     return checks("api-openai-client", outcomes)
 

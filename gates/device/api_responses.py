@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gates.core.client import ServerTrouble
+from gates.core.client import BadStatus
 from gates.core.schemas import ENUM, PING, WEATHER, problem
 from gates.core.suite import Api, Suite, expect, marker_in
 
@@ -51,7 +51,7 @@ def _events(api: Api) -> None:
     body = {"model": api.client.model, "input": "Hello", "max_output_tokens": api.room, "temperature": 0}
     stream = api.client.stream("/v1/responses", body)
     if stream.status >= 500:
-        raise ServerTrouble(f"status {stream.status}", where="POST /v1/responses")
+        raise BadStatus(stream.status, stream.error, "POST /v1/responses")
     events = stream.chunks
     kinds = [e.get("type") for e in events]
     expect(kinds and kinds[0] == "response.created", f"first event {kinds[:1]}")
@@ -102,4 +102,4 @@ def _usage(api: Api) -> None:
     expect((answer.get("usage") or {}).get("output_tokens") == 4, f"usage {answer.get('usage')}")
 
 
-GATE = SUITE.gate("html-server")
+GATE = SUITE.gate("lost-item", "html-server")

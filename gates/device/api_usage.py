@@ -91,4 +91,11 @@ def _name(api: Api) -> None:
     expect(api.client.request("GET", "/health").status == 200, "unhealthy afterwards")
 
 
-GATE = SUITE.gate()
+@SUITE.check(134, "a completion's prompt tokens are those of its text")
+def _prompt(api: Api) -> None:
+    text = "How many tokens are these?"
+    counted = api.client.complete(text, max_tokens=1)["usage"]["prompt_tokens"]
+    expect(counted == len(api.client.tokenize(text)), f"{counted} counted, {len(api.client.tokenize(text))} there")
+
+
+GATE = SUITE.gate("miscounted-usage", "lax-validation")

@@ -16,16 +16,15 @@ CACHE = "vllm:cache_config_info"
 
 
 def _state_hash(ctx: Context) -> str | None:
-    """One hash over all ranks: from the model's card, or from the log, which names each rank's.
+    """One hash over all ranks: from the log, where it is given and names each rank's, else from the model's card now.
 
     Raises:
         GateError: the log holds the hashes of some ranks only.
     """
-    if told := ctx.facts.model_card.get("state_hash"):
-        return str(told)
     found = server_log.read(ctx.server_log) if ctx.server_log else None
     if found is None or not found.states:
-        return None
+        told = server_facts.read(ctx.client).model_card.get("state_hash")
+        return str(told) if told else None
     if len(found.states) != found.ranks:
         raise GateError(
             f"state hashes of {len(found.states)} ranks of {found.ranks}",
@@ -89,7 +88,15 @@ def _blocks(ctx: Context) -> GateResult:
 
 
 GATES = (
-    Gate("loader-state", "operation", "the hash of the loaded parameters is the recorded one", _state),
-    Gate("compiles-after-ready", "operation", "no graph is compiled after the server is ready", _compiles),
-    Gate("kv-blocks", "operation", "the KV cache has not shrunk against the recorded size", _blocks),
+    Gate(
+        "loader-state", "operation", "the hash of the loaded parameters is the recorded one", _state, ("other-weights",)
+    ),
+    Gate(
+        "compiles-after-ready",
+        "operation",
+        "no graph is compiled after the server is ready",
+        _compiles,
+        ("late-compiles",),
+    ),
+    Gate("kv-blocks", "operation", "the KV cache has not shrunk against the recorded size", _blocks, ("shrunk-cache",)),
 )

@@ -54,16 +54,19 @@ def _against(good: str, tmp: Path, name: str, answer: Callable[[str], str], *, p
 READERS = ("needles", "ruler-multi-key", "ruler-tracking", "ruler-aggregation")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", READERS)
 def test_an_echo_of_the_prompt_is_no_answer(good_server: str, tmp_path: Path, name: str) -> None:
     assert _against(good_server, tmp_path, name, lambda asked: asked).verdict is Verdict.FAIL
 
 
+@pytest.mark.long
 def test_a_list_of_all_counts_is_no_count(good_server: str, tmp_path: Path) -> None:
     seen = _against(good_server, tmp_path, "ruler-aggregation", lambda asked: "I counted 1, 2, 3, 4, 5, 6, 7.")
     assert seen.verdict is Verdict.FAIL
 
 
+@pytest.mark.long
 def test_the_right_count_in_a_sentence_is_one(good_server: str, tmp_path: Path) -> None:
     """Control: the gate can pass."""
     seen = _against(
@@ -72,6 +75,7 @@ def test_the_right_count_in_a_sentence_is_one(good_server: str, tmp_path: Path) 
     assert seen.verdict is Verdict.PASS, seen.reason
 
 
+@pytest.mark.long
 def test_a_dead_long_context_is_no_pass(good_server: str, tmp_path: Path) -> None:
     """Right at two of three lengths is two thirds, above the limit of 0.6 on the whole."""
 
@@ -103,6 +107,7 @@ def test_chat_answers_hold_no_other_value() -> None:
     assert not _reading.names(wording.PLAIN, "123456 or 654321", "123456", ["654321"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("plain", [True, False])
 def test_isolation_needs_answers_that_hold_their_code(good_server: str, tmp_path: Path, plain: bool) -> None:
     for answer in ("", "the same for all"):
@@ -133,6 +138,7 @@ def test_a_leak_is_named_where_preemptions_are_not_counted(good_server: str, tmp
     assert "an unknown number of preemptions" in result.reason
 
 
+@pytest.mark.long
 def test_a_server_that_dies_under_stress_is_at_fault(good_server: str, tmp_path: Path) -> None:
     """It was healthy before: FAIL with what was seen, not ERROR."""
     dead: list[bool] = []

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gates.controls import matrix
-from gates.controls.toy_model import ToyModel
+from gates.controls import matrix, toy_model
 from gates.core import floor, gate, reference, stats
 from gates.core.errors import GateError
 from gates.core.result import Verdict
@@ -24,18 +23,7 @@ NAMES = ("perplexity", "top1-agreement", "kl-divergence")
 
 @pytest.fixture(scope="module")
 def scores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reference scores straight from the toy model's formula, not from the server."""
-    model, rng = ToyModel(), random.Random(3)
-    passages = []
-    for number in range(3):
-        tokens = [rng.randrange(97, 123) for _ in range(40)]
-        text = bytes(tokens)
-        logprobs = [model.logprob(text[:i], text[i]) for i in range(1, len(text))]
-        top = [dict(list(model.distribution(text[:i]).items())[:20]) for i in range(1, len(text))]
-        passages.append({"name": f"p{number}", "tokens": tokens, "logprobs": logprobs, "top": top})
-    path = tmp_path_factory.mktemp("ref") / "scores.json"
-    path.write_text(json.dumps({"schema": 1, "checkpoint": "toy", "mode": "exact", "passages": passages}))
-    return path
+    return toy_model.reference(tmp_path_factory.mktemp("ref"))
 
 
 def _run(address: str, path: Path, tmp: Path, **options: object) -> dict[str, object]:

@@ -244,7 +244,7 @@ def test_judge_needs_a_threshold_and_refuses_one_below_the_floor() -> None:
     assert gate.judge(ctx, "needles", Measurement(0.5, "share")).verdict is Verdict.FAIL
     tiny = dataclasses.replace(ctx, profile=profile.get("tiny"))
     assert gate.judge(ctx, "decode-vs-prefill", Measurement(0.02, "nats")).verdict is Verdict.PASS
-    assert gate.judge(tiny, "decode-vs-prefill", Measurement(0.02, "nats")).threshold == 0.012
+    assert gate.judge(tiny, "decode-vs-prefill", Measurement(0.02, "nats")).threshold == 0.009
     assert gate.judge(tiny, "decode-vs-prefill", Measurement(0.02, "nats")).verdict is Verdict.FAIL
 
 
@@ -303,7 +303,7 @@ def test_command_line_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert len(capsys.readouterr().out.splitlines()) == len(gate.discover())
 
 
-def test_all_133_numbered_checks_exist_once() -> None:
+def test_numbered_checks_exist_once() -> None:
     import importlib
     import pkgutil
 
@@ -313,7 +313,7 @@ def test_all_133_numbered_checks_exist_once() -> None:
     for info in pkgutil.iter_modules(gates.device.__path__):
         suite = getattr(importlib.import_module(f"gates.device.{info.name}"), "SUITE", None)
         numbers += [check.number for check in suite.checks] if suite else []
-    assert sorted(numbers) == list(range(1, 134))
+    assert sorted(numbers) == list(range(1, 136))
 
 
 def test_gate_threads_do_not_keep_the_process() -> None:

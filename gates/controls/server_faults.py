@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Known faults in what a server tells of itself, counts and checks, beside those of its answers (faults.py)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+Body = dict[str, Any]
+
+
+def shrunk_cache(path: str, text: str) -> str:
+    """Half of the KV blocks are gone."""
+    return re.sub(r'num_gpu_blocks="(\d+)"', lambda found: f'num_gpu_blocks="{int(found[1]) // 2}"', text)
+
+
+def late_compiles(path: str, text: str) -> str:
+    """Three graphs were compiled while users waited."""
+    return re.sub(r"(?m)^(\w+:compiles_after_ready_total) \S+$", r"\1 3.0", text)
+
+
+def other_weights(path: str, told: Any) -> Any:
+    for card in told.get("data") or [] if path == "/v1/models" else ():
+        card["state_hash"] = "0" * 64
+    return told
+
+
+def silent_version(path: str, told: Any) -> Any:
+    return {} if path == "/version" else told
+
+
+def lost_row(path: str, body: Body, answer: Body) -> Body:
+    """A chat answer's log probabilities lack their last token."""
+    for choice in answer.get("choices") or []:
+        if isinstance(rows := (choice.get("logprobs") or {}).get("content"), list):
+            choice["logprobs"]["content"] = rows[:-1]
+    return answer
+
+
+def scaled_logprobs(path: str, body: Body, answer: Body) -> Body:
+    """A chat answer's log probabilities are half of what they are: they still are sorted, finite and negative."""
+    for choice in answer.get("choices") or []:
+        for row in (choice.get("logprobs") or {}).get("content") or []:
+            for entry in [row, *(row.get("top_logprobs") or [])]:
+                entry["logprob"] /= 2
+    return answer
+
+
+def miscounted(usage: Body | None) -> None:
+    if usage:
+        usage["prompt_tokens"] += 1
+        usage["total_tokens"] += 1
+
+
+def miscounted_answer(path: str, body: Body, answer: Body) -> Body:
+    if "choices" in answer:
+        miscounted(answer.get("usage"))
+    return answer
+
+
+def miscounted_chunks(path: str, body: Body, chunks: list[Body]) -> list[Body]:
+    for chunk in chunks:
+        miscounted(chunk.get("usage") if "choices" in chunk else None)
+    return chunks
+
+
+def lax(path: str, body: Body) -> Body:
+    """Values out of range are taken for something else."""
+    if isinstance(body.get("temperature"), (int, float)) and body["temperature"] < 0:
+        body["temperature"] = 0
+    if body.get("n") == 0:
+        body["n"] = 1
+    return body
+
+
+def lost_item(path: str, body: Body, answer: Body) -> Body:
+    """The Responses API leaves the reasoning out."""
+    if path == "/v1/responses" and isinstance(answer.get("output"), list):
+        answer["output"] = [item for item in answer["output"] if item.get("type") != "reasoning"]
+    return answer
