@@ -133,3 +133,10 @@ def test_numbers_beyond_every_float(text, names):
     types = tuple(names.split())
     for conversion in (JsonConversion(types), SchemaConversion(types)):
         assert json.loads(conversion.value(text)) in (text, json.loads(text) if len(text) < 4000 else text)
+
+
+@pytest.mark.parametrize("types", [("object",), ("array", "null")])
+@pytest.mark.parametrize("pieces", [["\n\u2028{"], ["\n", "\u2028", "{"], ["\n\u2028", "{"]])
+def test_white_space_that_is_none_of_jsons_decides_at_once(types, pieces):
+    conversion = SchemaConversion(types)
+    assert not [conversion.undecided(piece) for piece in pieces][-1], "a brace behind it begins no container"

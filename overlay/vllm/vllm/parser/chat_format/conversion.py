@@ -94,9 +94,12 @@ class SchemaConversion:
         if self._container:
             return True
         if not self._start:
-            if self._openers and (stripped := piece.lstrip(_JSON_SPACE)) and stripped[0] in self._openers:
-                self._container = True
-                return True
+            if self._openers and (stripped := piece.lstrip(_JSON_SPACE)):
+                if stripped[0] in self._openers:
+                    self._container = True
+                    return True
+                # Nor may a later piece begin one: white space that is none of JSON's makes the text no JSON.
+                self._openers = ""
             piece = piece.lstrip()
         if self._numeric and _NOT_NUMERIC.search(piece):
             self._numeric = False

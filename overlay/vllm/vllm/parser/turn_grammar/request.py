@@ -74,7 +74,7 @@ def constrain_request(
     state = prompt_state(turn, prompt)
     if choice.forced and (reason := _obstacle(turn, tools, serving, state)):
         raise VLLMValidationError(
-            f"response_template parsing cannot guarantee {choice.mode} tool choice for this request: {reason}",
+            f"{turn.label} cannot guarantee {choice.mode} tool choice for this request: {reason}",
             parameter="tool_choice",
         )
     if allowed:
@@ -90,14 +90,17 @@ def constrain_request(
     try:
         body = answer_body(constraint, answer_delimiters(turn))
     except NotGrammar as error:
+        _refuse_budget(request, "a structured output that no turn can carry")
         # The constraint stays as the client wrote it; the engine judges it.
         logger.debug("No turn grammar: %s.", error)
         if any(tool.strict for tool in tools):
             logger.warning("Strict tools are not enforced beside %s.", error)
         return request
-    needed = choice.forced or body is not None
+    needed = choice.forced or body is not None or _has_budget(request)
     lead = _lead(turn, state, request, serving, chat_template_kwargs, choice)
     if lead is None or not (needed or always_constrained(turn)) or (state == "open_answer" and body is not None):
+        if lead is None:
+            _refuse_budget(request, "a prompt that ends inside a call or inside thinking")
         return request
     if not _combines(request, needed):
         return request
@@ -117,6 +120,7 @@ def constrain_request(
     except NotGrammar as error:
         if choice.forced:
             raise VLLMValidationError(f"the model's format has no grammar: {error}", parameter="tool_choice") from error
+        _refuse_budget(request, f"the model's format: {error}")
         logger.warning("No turn grammar: %s.", error)
         return request
     return _apply(request, text, from_start=lead[1])
@@ -150,7 +154,7 @@ def tool_choice(request: Any, tools: list[Tool]) -> Choice:
         return Choice(raw)
     entry = raw.model_dump() if hasattr(raw, "model_dump") else dict(raw)
     name = (entry.get("function") or entry).get("name")
-    if not isinstance(name, str):
+    if not isinstance(name, str) or entry.get("type", "function") != "function":
         raise VLLMValidationError(
             f"tool_choice of type {entry.get('type')!r} is not served; send 'auto', 'none', 'required' or a function",
             parameter="tool_choice",
@@ -176,6 +180,21 @@ def thinking_budget(request: Any) -> int | None:
         request.thinking_token_budget = None
         request._thinking_budget = budget
     return budget
+
+
+def _has_budget(request: Any) -> bool:
+    """Whether the request bounds its thinking; -1 is no bound."""
+    asked = (getattr(request, name, None) for name in ("thinking_token_budget", "_thinking_budget"))
+    return any(budget not in (None, -1) for budget in asked)
+
+
+def _refuse_budget(request: Any, why: str) -> None:
+    """Without a grammar nothing would hold a reasoning budget: refuse one rather than ignore it."""
+    if _has_budget(request):
+        raise VLLMValidationError(
+            f"thinking_token_budget cannot be held beside {why}; leave one of them out",
+            parameter="thinking_token_budget",
+        )
 
 
 def _callable(tools: list[Tool], choice: Choice) -> tuple[Tool, ...]:
@@ -244,7 +263,8 @@ def _combines(request: Any, needed: bool) -> bool:
     ):
         if clash and needed:
             raise VLLMValidationError(
-                f"{name} cannot be combined with a forced tool choice or structured output", parameter=name
+                f"{name} cannot be combined with a forced tool choice, a structured output or a thinking budget",
+                parameter=name,
             )
         if clash:
             logger.warning_once("No turn grammar for a request with %s.", name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.formats import NotGrammar, accepted
@@ -17,6 +18,7 @@ from vllm.parser.turn_grammar.limits import (
     check_size,
     check_text,
 )
+from vllm.parser.turn_grammar.productive import dead_rules
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.utils import convert_lark_to_ebnf, grammar_is_likely_lark
 
@@ -55,7 +57,7 @@ def answer_body(params: StructuredOutputsParams | None, delimiters: tuple[str, .
         return f.any_of(params.choice)
     if params.grammar is not None:
         _check(params.grammar, MAX_GRAMMAR_BYTES, "the grammar")
-        return accepted({"type": "grammar", "grammar": _ebnf(params.grammar)})
+        return _written_out(_ebnf(params.grammar))
     raise NotGrammar("a structural tag of the client's own")
 
 
@@ -75,6 +77,19 @@ def _loaded(schema: str):
         return json.loads(schema)
     except ValueError as error:
         raise NotGrammar(f"the schema is not JSON: {error}") from error
+
+
+def _written_out(grammar: str) -> f.Format:
+    """Format of a client's EBNF; refused where a turn could never end in it."""
+    import xgrammar as xgr
+
+    body = accepted({"type": "grammar", "grammar": grammar})
+    if dead := dead_rules(xgr.Grammar.from_ebnf(grammar)):
+        raise VLLMValidationError(
+            f"the grammar's rules {', '.join(dead)[:200]} derive no finite text; give them an alternative that ends",
+            parameter="structured_outputs",
+        )
+    return body
 
 
 def _ebnf(grammar: str) -> str:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constraints at the edge of what a turn can carry: grammars without an end, budgets beside what clashes with them."""
+
+from __future__ import annotations
+
+import pytest
+import xgrammar as xgr
+from turn_harness import recorded, request_of, tag_of
+from vllm.exceptions import VLLMValidationError
+from vllm.parser.turn_grammar.muse_format import MUSE
+from vllm.parser.turn_grammar.productive import dead_rules
+from vllm.parser.turn_grammar.request import Serving, constrain_request
+from vllm.parser.turn_grammar.template_format import turn_format
+
+BEAM = turn_format(recorded("turn_grammar_beam")["templates"]["T1"])
+BEAM_PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+MUSE_PROMPT = "<|start|>user<|message|>Hi<|eot|><|start|>assistant"
+
+
+def constrain(fields, tools=None, turn=BEAM, prompt=None):
+    prompt = prompt or (BEAM_PROMPT if turn is BEAM else MUSE_PROMPT)
+    return constrain_request(request_of(fields, tools), turn, prompt=prompt, serving=Serving())
+
+
+def refused(fields, tools=None, turn=BEAM, prompt=None):
+    with pytest.raises(VLLMValidationError) as caught:
+        constrain(fields, tools, turn, prompt)
+    return caught.value
+
+
+DEAD = {
+    "root ::= root": "root",
+    'root ::= "a" b\nb ::= b "x"': "b",
+    'root ::= "a" | "c" b\nb ::= "x" c\nc ::= b': "b",
+    "root ::= b{2,3}\nb ::= b": "b",
+}
+ALIVE = [
+    'root ::= "a" root | "b"',
+    'root ::= b{0,3} "x|\\"(y)"\nb ::= "z" b?',
+    'root ::= [^b]* (b | [|(=]+)\nb ::= "" | b "q"',
+    'root ::= "a"\nunused ::= unused',
+]
+
+
+@pytest.mark.parametrize("grammar", DEAD)
+def test_a_grammar_that_never_ends_is_refused(grammar):
+    error = refused({"structured_outputs": {"grammar": grammar}})
+    assert error.parameter == "structured_outputs"
+    assert DEAD[grammar] in str(error)
+
+
+@pytest.mark.parametrize("grammar", ALIVE)
+def test_grammars_that_end_are_served(grammar):
+    assert dead_rules(xgr.Grammar.from_ebnf(grammar)) == []
+    assert tag_of(constrain({"structured_outputs": {"grammar": grammar}}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "parameter"),
+    [
+        ({"min_tokens": 1}, "min_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"structured_outputs": {"regex": "(?=a)b"}}, "thinking_token_budget"),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "z"}}},
+            "thinking_token_budget",
+        ),
+    ],
+)
+def test_a_budget_that_nothing_would_hold_is_refused(fields, parameter):
+    assert refused({**fields, "thinking_token_budget": 2}).parameter == parameter
+    assert refused({**fields, "thinking_token_budget": 2}, turn=MUSE).parameter == parameter
+    constrain(fields)
+    constrain({**fields, "thinking_token_budget": -1})
+
+
+def test_a_budget_holds_where_plain_turns_are_free(monkeypatch):
+    monkeypatch.setenv("VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT", "0")
+    assert tag_of(constrain({})) is None
+    assert '"max_tokens"' in tag_of(constrain({"thinking_token_budget": 2}))
+
+
+def test_messages_name_the_parser():
+    request = request_of({"tool_choice": "required"}, [{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(VLLMValidationError, match="muse cannot guarantee required"):
+        constrain_request(request, MUSE, prompt=MUSE_PROMPT, serving=Serving(tool_parser=False))
