@@ -21,6 +21,7 @@ from vllm.parser.chat_prompt.prepare import PROFILES, TemplateComplaint, prepare
 from vllm.renderers.params import ChatParams
 
 BEAM, MUSE = PROFILES["beam"].effort, PROFILES["muse"].effort
+HI = [{"role": "user", "content": "Hi"}]
 
 
 def config(model_type: str):
@@ -145,7 +146,7 @@ def test_content_beside_calls_and_result_names():
 def test_muse_tools_have_what_the_template_writes():
     tools = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]
     _, params = prepare_prompt(
-        bare("muse_spark"), SimpleNamespace(), [], ChatParams(chat_template_kwargs={"tools": tools})
+        bare("muse_spark"), SimpleNamespace(), HI, ChatParams(chat_template_kwargs={"tools": tools})
     )
     assert params.chat_template_kwargs["tools"][0]["function"] == {
         "name": "f",
@@ -165,7 +166,7 @@ def test_one_tool_is_one_prompt_through_each_api(model, extra):
     written = []
     for tools in ([tool.model_dump() for tool in asked.tools], construct_tool_dicts(flat.tools, "auto")):
         params = ChatParams(chat_template_kwargs={"tools": tools})
-        _, params = prepare_prompt(bare(model), SimpleNamespace(), [], params)
+        _, params = prepare_prompt(bare(model), SimpleNamespace(), HI, params)
         written.append(json.dumps(params.chat_template_kwargs["tools"]))
     assert written[0] == written[1] == json.dumps(chat)
 
@@ -268,7 +269,7 @@ def test_template_complaint_says_what_to_send():
             return self.chat_template
 
         def apply_chat_template(self, **kwargs):
-            raise RuntimeError("assistant turn 2 lacks reasoning_content")
+            raise jinja2.TemplateError("assistant turn 2 lacks reasoning_content")
 
     with pytest.raises(TemplateComplaint, match="lacks reasoning_content") as caught:
         hf.safe_apply_chat_template(

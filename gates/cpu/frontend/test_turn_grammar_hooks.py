@@ -17,6 +17,8 @@ import torch
 import xgrammar as xgr
 from packaging.requirements import Requirement
 from turn_harness import recorded, request_of
+from vllm.exceptions import VLLMValidationError
+from vllm.parser.turn_grammar.engine import with_stop_ids
 from vllm.parser.turn_grammar.request import Serving, constrain_request
 from vllm.parser.turn_grammar.template_format import turn_format
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -88,6 +90,27 @@ def test_stop_ids_reach_the_matcher():
     assert "<|call|>" not in allowed(both)
     feed(both, "<|end|><|start|>assistant to=noop<|channel|>analysis <|constrain|>xml<|message|>")
     assert {"<|call|>", "<|return|>"} <= set(allowed(both))
+
+
+@pytest.mark.parametrize("outside", [-1, 10**6, 2**31, 2**40, 2**63])
+def test_stop_ids_that_are_no_tokens_stop_nothing(outside):
+    """xgrammar raises on some, in the engine, and takes 2**40 for token 0."""
+    made = manager()
+    grammar = grammar_for(["<|return|>"], made)
+    expected = allowed(grammar)
+    tried = with_stop_ids(grammar, {ByteTokenizer.ids["<|return|>"], outside}, 0)
+    assert allowed(tried) == expected
+    assert allowed(with_stop_ids(grammar, {outside}, 0))
+
+
+@pytest.mark.parametrize("ids", [[-1], [5, 300], [2**40]])
+def test_stop_ids_that_are_no_tokens_are_refused(ids):
+    """With `min_tokens` the engine masks every stop id at its index, which would end it."""
+    model = SimpleNamespace(get_vocab_size=lambda: 300, max_logprobs=20, logits_processors=None, is_diffusion=False)
+    SamplingParams(stop_token_ids=[0, 299]).verify(model, None, None, None)
+    with pytest.raises(VLLMValidationError, match="from 0 to 299") as caught:
+        SamplingParams(stop_token_ids=ids).verify(model, None, None, None)
+    assert caught.value.parameter == "stop_token_ids"
 
 
 def test_tokens_after_the_end_are_taken():

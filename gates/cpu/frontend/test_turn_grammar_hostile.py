@@ -4,15 +4,20 @@
 from __future__ import annotations
 
 import json
+import re
+from types import SimpleNamespace
 
 import pytest
 import xgrammar as xgr
+from pydantic import ValidationError
 from turn_harness import ByteMatcher, recorded, request_of, tag_of
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.turn_grammar import cache, limits
 from vllm.parser.turn_grammar.muse_format import MUSE
 from vllm.parser.turn_grammar.request import Serving, constrain_request
+from vllm.parser.turn_grammar.structured import answer_body
 from vllm.parser.turn_grammar.template_format import turn_format
+from vllm.parser.turn_grammar.tries import other_names
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, turn_tag
 
 TURN = turn_format(recorded("turn_grammar_beam")["templates"]["T1"])
@@ -37,14 +42,22 @@ def nested(depth: int):
     return {"type": "object", "properties": {"a": schema}}
 
 
-def refused(fields, tools, parameter):
-    request = request_of(fields, tools)
-    with pytest.raises(VLLMValidationError) as caught:
-        constrain_request(request, TURN, prompt=PROMPT, serving=Serving())
-    assert caught.value.parameter == parameter
-    assert len(str(caught.value)) < 600
+def refused(fields, tools, parameter, turn=TURN):
+    """The error's text, whether the request's model raises it or the grammar."""
+    request = None
+    try:
+        request = request_of(fields, tools)
+        constrain_request(request, turn, prompt=PROMPT, serving=Serving())
+    except ValidationError as caught:
+        error = caught.errors()[0]["ctx"]["error"]
+    except VLLMValidationError as caught:
+        error = caught
+    else:
+        pytest.fail("it was served")
+    assert error.parameter == parameter
+    assert len(str(error)) < 600
     assert getattr(request, "_parser_structured_outputs", None) is None
-    return str(caught.value)
+    return str(error)
 
 
 WIDE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(600)}}
@@ -154,6 +167,46 @@ def test_names_the_format_cannot_spell(name):
     assert "cannot be encoded" in refused({}, [tool({"type": "object", "properties": {}}, name)], "tools")
 
 
+@pytest.mark.parametrize("turn", [TURN, MUSE], ids=["beam", "muse"])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_long_names_are_refused_by_their_length(turn, choice):
+    for length in (limits.MAX_NAME + 1, 1100, 1_000_000):
+        text = refused({"tool_choice": choice}, [tool(None, "a" * length)], "tools", turn)
+        assert f"{length} characters, at most {limits.MAX_NAME}" in text
+    longest = "a" * limits.MAX_NAME
+    matcher = ByteMatcher(tag_of(constrain({"tool_choice": choice}, [tool(None, longest)])))
+    assert matcher.read(THINK + " to=" + longest + XML + "<|call|>")[1]
+    assert matcher.read(THINK + " to=" + longest[1:] + XML + "<|call|>")[1] is (choice == "auto")
+
+
+def test_names_of_any_length_can_be_left_out():
+    """The bound on names is for the grammar's size; the regex itself is built without a stack."""
+    text = other_names(r"\s<", ["a" * 5000, "b"])
+    assert text.count("(?:") == 5002
+    short = re.compile(other_names(r"\s<", ["ab", "abc", "b"]))
+    assert [name for name in ("a", "ab", "abc", "abcd", "abx", "b", "bb", "c", "") if short.fullmatch(name)] == [
+        "a",
+        "abcd",
+        "abx",
+        "bb",
+        "c",
+    ]
+
+
+@pytest.mark.parametrize("turn", [TURN, MUSE], ids=["beam", "muse"])
+@pytest.mark.parametrize("text", ["[" * 1200, "[" * 100_000, '{"a":' * 1200])
+def test_brackets_in_an_untyped_enumeration_are_text(turn, text):
+    schema = {"type": "object", "properties": {"a": {"enum": [text]}}}
+    assert xgr.Grammar.from_structural_tag(tag_of(constrain({}, [tool(schema)], turn))) is not None
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 1200, "{", '{"a": NaN}'])
+def test_a_schema_as_text_is_read_with_care(text):
+    assert "not JSON" in refused({"structured_outputs": {"json": text}}, None, "structured_outputs")
+    with pytest.raises(VLLMValidationError, match="send an object"):
+        answer_body(SimpleNamespace(all_constraints_none=lambda: False, json_object=None, json=text), ())
+
+
 def test_muse_names():
     with pytest.raises(VLLMValidationError, match="cannot be encoded"):
         constrain({}, [tool(None, "näme")], MUSE)
@@ -173,6 +226,16 @@ def test_unpaired_surrogates():
 )
 def test_long_constraints_are_refused(constraint):
     refused({"structured_outputs": constraint}, None, "structured_outputs")
+
+
+@pytest.mark.parametrize("budget", [limits.MAX_BUDGET + 1, 2**40, 2**63 - 1])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_budgets_beyond_the_grammars_counter_are_refused(api, budget):
+    """xgrammar counts up to 31 bits; one more and the grammar of the whole turn would be lost."""
+    fields = {"api": api, "thinking_token_budget": budget}
+    assert f"at most {limits.MAX_BUDGET}" in refused(fields, None, "thinking_token_budget")
+    served = constrain({**fields, "thinking_token_budget": limits.MAX_BUDGET})
+    assert xgr.Grammar.from_structural_tag(tag_of(served)) is not None
 
 
 @pytest.mark.parametrize("budget", [-2, "many", 1.5, True])

@@ -38,7 +38,10 @@ def served_template(tokenizer: Any, explicit: dict[str, Any] | None = None) -> R
             "the tokenizer configuration has no 'response_template'; update the model repository's "
             "tokenizer_config.json, or choose another parser"
         )
-    return _compiled(json.dumps(spec))
+    try:
+        return _compiled(json.dumps(spec))
+    except RecursionError as error:
+        raise ValueError("the 'response_template' of the tokenizer configuration nests too deeply") from error
 
 
 @lru_cache(maxsize=16)
@@ -48,7 +51,7 @@ def _compiled(text: str) -> ResponseTemplate:
 
 def prompt_tail(template: ResponseTemplate, tokenizer: Any, token_ids: Sequence[int]) -> str:
     """The prompt's text from before its last start anchor on; all of it if it has none."""
-    return tail_with(tokenizer, token_ids, lambda text: template.anchor.pattern.search(text) is not None)
+    return tail_with(tokenizer, token_ids, template.has_anchor)
 
 
 class TemplateReasoningParser(ReasoningParser):

@@ -9,10 +9,13 @@ from typing import Any
 
 import regex
 from vllm.parser.chat_format import pattern_ends, patterns
+from vllm.parser.chat_format.pattern_cost import may_explode
 
 # A regex delimiter longer than this is not a delimiter: the bound keeps the cost of a stream linear when a pattern such
 # as `to=.+?<...>` starts matching and never ends. Real headers are below 200 characters.
 MAX_REGEX_DELIMITER = 512
+# CPU time of one search. A regex that needs longer is one whose cost explodes; the server answers others meanwhile.
+SEARCH_SECONDS = 1.0
 
 
 class ResponseTemplateError(ValueError):
@@ -32,6 +35,7 @@ class Delimiter:
     extends: True if one literal is a proper prefix of another, so that a match at the end of the input may still grow.
     source: the regex as the template spelled it, empty for literals.
     fixed_end: True if a complete match of a regex can never become a longer one.
+    timed: True if a search may explode, and so is given SEARCH_SECONDS.
     """
 
     pattern: regex.Pattern
@@ -39,6 +43,7 @@ class Delimiter:
     extends: bool = False
     source: str = ""
     fixed_end: bool = False
+    timed: bool = False
 
     @property
     def is_literal(self) -> bool:
@@ -70,6 +75,13 @@ class Delimiter:
         """The one character that every match starts with; None if there are several, or if none is certain."""
         chars = {beginning[0] for beginning in self.beginnings or ()}
         return chars.pop() if len(chars) == 1 else None
+
+    def search(self, text: str, start: int, end: int | None = None, partial: bool = False) -> regex.Match | None:
+        """The first match in text[start:end]. Raises TimeoutError for a regex that takes too long."""
+        end = len(text) if end is None else end
+        if self.timed:
+            return self.pattern.search(text, start, end, partial=partial, timeout=SEARCH_SECONDS)
+        return self.pattern.search(text, start, end, partial=partial)
 
     def may_grow(self, start: int, end: int, edge: int) -> bool:
         """Whether a complete match [start, end) in an input that so far ends at `edge` could change with more input."""
@@ -109,7 +121,7 @@ def compile_delimiter(where: str, spec: dict, literal_key: str, pattern_key: str
         raise ResponseTemplateError(where, f"gives both '{literal_key}' and '{pattern_key}'; keep one")
     if pattern_key in spec:
         source = spec[pattern_key]
-        return Delimiter(compile_pattern(f"{where}.{pattern_key}", source), source=source)
+        return Delimiter(compile_pattern(f"{where}.{pattern_key}", source), source=source, timed=may_explode(source))
     if literal_key not in spec:
         return None
     place, value = f"{where}.{literal_key}", spec[literal_key]

@@ -7,6 +7,7 @@ where on text must be held back. Both do work proportional to the new text, plus
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 import regex
 from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
+
+logger = logging.getLogger(__name__)
 
 # Characters kept before the reading position, for lookbehinds and so that `^` matches only at the true start.
 CONTEXT = 64
@@ -62,14 +65,16 @@ def wait_for(endings: frozenset[str]) -> Wait:
 
 
 class Window:
-    """Unread text of a stream. text[pos:] is unread; text[0] is character `base` of the whole."""
+    """Unread text of a stream. text[pos:] is unread; text[0] is character `base` of the whole. `given_up`: the regexes
+    that took too long on it, and are not searched for any more."""
 
-    __slots__ = ("base", "pos", "text")
+    __slots__ = ("base", "given_up", "pos", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.pos = 0
         self.base = 0
+        self.given_up: set[str] = set()
 
     def append(self, piece: str) -> None:
         if self.pos > _TRIM_AT:
@@ -113,7 +118,14 @@ def find(delimiters: Sequence[Delimiter], window: Window, final: bool) -> tuple[
         first = delimiter.first_char
         if first is not None and text.find(first, window.pos) < 0:
             continue
-        match = _search(delimiter, text, window.pos, final)
+        if delimiter.timed and delimiter.source in window.given_up:
+            continue
+        try:
+            match = _search(delimiter, text, window.pos, final)
+        except TimeoutError:
+            window.given_up.add(delimiter.source)
+            logger.error("The delimiter %r takes too long on this output and is not looked for in it.", delimiter.source)
+            continue
         if match is None:
             continue
         start, end = match.span()
@@ -128,14 +140,14 @@ def find(delimiters: Sequence[Delimiter], window: Window, final: bool) -> tuple[
 
 
 def _search(delimiter: Delimiter, text: str, start: int, final: bool) -> regex.Match | None:
-    pattern, edge = delimiter.pattern, len(text)
+    edge = len(text)
     if delimiter.literals or edge - start <= MAX_REGEX_DELIMITER:
-        return pattern.search(text, start, partial=not final)
+        return delimiter.search(text, start, edge, not final)
     # A regex is searched in spans, so that one which starts and never ends costs a span and not the rest of the text.
     # The span of a match that is too long is skipped whole.
     while True:
         limit = min(edge, start + _SPAN)
-        match = pattern.search(text, start, limit, partial=not final or limit < edge)
+        match = delimiter.search(text, start, limit, not final or limit < edge)
         if match is None:
             if limit == edge:
                 return None

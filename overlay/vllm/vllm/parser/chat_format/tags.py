@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import regex
-from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, Delimiter
+from vllm.parser.chat_format.delimiters import MAX_REGEX_DELIMITER, SEARCH_SECONDS, Delimiter
+from vllm.parser.chat_format.pattern_cost import may_explode
 from vllm.parser.chat_format.pattern_ends import ends_once
 from vllm.parser.chat_format.patterns import expand, split_group
 
 _LAZY_ANYTHING = (".*?", r"[\s\S]*?", r"[\S\s]*?", r"(?s:.*?)")
 # References and inline flags tie the two halves together.
 _TIED = regex.compile(r"\\[1-9]|\\g<|\(\?P[=>]|\(\?\(|\(\?[a-zA-Z0-9&+-]+[):](?<!\(\?:)|\(\?R\)")
-# Only for tag patterns that cannot be cut; a regex that needs longer is malformed content.
-_SEARCH_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,24 @@ class TagPattern:
         fixed = ends is not None and not any(
             a is not b and a.text.startswith(b.text + b.ahead) for a in ends for b in ends
         )
-        tail_delimiter = Delimiter(tail_pattern, source=tail, fixed_end=fixed)
-        head_delimiter = Delimiter(head_pattern, source=head, fixed_end=ends_once(head))
+        tail_delimiter = Delimiter(tail_pattern, source=tail, fixed_end=fixed, timed=may_explode(tail))
+        head_delimiter = Delimiter(head_pattern, source=head, fixed_end=ends_once(head), timed=may_explode(head))
         return TagPattern(whole, head_delimiter, tail_delimiter, *by_key, tail)
 
     def pairs(self, text: str) -> Iterator[tuple[str, str]]:
-        """The (key, value) texts in `text`, in order; an unfinished last value is left out. Raises ValueError when a
-        pattern that cannot be cut takes unreasonably long."""
+        """The (key, value) texts in `text`, in order; an unfinished last value is left out. Raises ValueError when the
+        pattern takes unreasonably long."""
+        try:
+            yield from self._pairs(text)
+        except TimeoutError as error:
+            raise ValueError("xml-inline: the tag pattern takes too long on this text") from error
+
+    def _pairs(self, text: str) -> Iterator[tuple[str, str]]:
         if self.head is None or self.tail is None:
-            yield from self._pairs_of_whole(text)
+            for match in self.whole.finditer(text, timeout=SEARCH_SECONDS):
+                if match.group("key") is None:
+                    raise ValueError("xml-inline: the tag pattern matched without a key")
+                yield match.group("key"), match.group("value") or ""
             return
         position = 0
         while (head := _bounded_search(self.head, text, position)) is not None:
@@ -76,18 +84,9 @@ class TagPattern:
             yield head.group("key"), text[head.end() : tail.start()]
             position = tail.end()
 
-    def _pairs_of_whole(self, text: str) -> Iterator[tuple[str, str]]:
-        try:
-            for match in self.whole.finditer(text, timeout=_SEARCH_SECONDS):
-                if match.group("key") is None:
-                    raise ValueError("xml-inline: the tag pattern matched without a key")
-                yield match.group("key"), match.group("value") or ""
-        except TimeoutError as error:
-            raise ValueError("xml-inline: the tag pattern takes too long on this text") from error
-
 
 def _bounded_search(delimiter: Delimiter, text: str, position: int) -> regex.Match | None:
-    while (match := delimiter.pattern.search(text, position)) is not None:
+    while (match := delimiter.search(text, position)) is not None:
         if not delimiter.too_long(match.start(), match.end()):
             return match
         position = match.start() + MAX_REGEX_DELIMITER

@@ -9,13 +9,16 @@ text that opens an assistant message) and fields; each field has an opener, clos
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from vllm.parser.chat_format import content
-from vllm.parser.chat_format.delimiters import Delimiter, ResponseTemplateError, compile_delimiter
+from vllm.parser.chat_format.delimiters import SEARCH_SECONDS, Delimiter, ResponseTemplateError, compile_delimiter
+
+logger = logging.getLogger(__name__)
 
 THINKING = "thinking"
 CONTENT = "content"
@@ -104,6 +107,10 @@ class ResponseTemplate:
         end = self._last_anchor_end(prompt)
         return prompt if end is None else prompt[end:]
 
+    def has_anchor(self, text: str) -> bool:
+        """Whether `text` holds a start anchor."""
+        return self._last_anchor_end(text) is not None
+
     def starts_message(self, prompt: str) -> bool:
         """Whether `prompt` ends with a start anchor, so that output begins a fresh assistant message."""
         return self._last_anchor_end(prompt) == len(prompt) > 0
@@ -116,8 +123,12 @@ class ResponseTemplate:
                 start = prompt.rfind(literal)
                 return None if start < 0 else start + len(literal)
         end = None
-        for match in self.anchor.pattern.finditer(prompt):
-            end = match.end()
+        try:
+            for match in self.anchor.pattern.finditer(prompt, timeout=SEARCH_SECONDS):
+                end = match.end()
+        except TimeoutError:
+            logger.error("The start anchor of the response template takes too long on a prompt; it is not looked for.")
+            return None
         return end
 
 
@@ -135,7 +146,10 @@ def load_template(spec: Any, where: str = "response_template") -> ResponseTempla
     fields_spec = spec.get("fields", {})
     if not isinstance(fields_spec, dict) or not fields_spec:
         raise ResponseTemplateError(f"{where}.fields", "must be an object with at least one field")
-    fields = {name: _load_field(f"{where}.fields.{name}", name, raw) for name, raw in fields_spec.items()}
+    try:
+        fields = {name: _load_field(f"{where}.fields.{name}", name, raw) for name, raw in fields_spec.items()}
+    except RecursionError as error:
+        raise ResponseTemplateError(f"{where}.fields", "nest too deeply") from error
     implicit = [name for name, field in fields.items() if field.open is None]
     if len(implicit) > 1:
         raise ResponseTemplateError(f"{where}.fields", f"only one field may lack an opener, but {implicit} do")

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.parser.chat_prompt.effort import EffortLevels, map_effort
 from vllm.parser.chat_prompt.history import prepared
+from vllm.parser.chat_prompt.template_arguments import asked, check_arguments, check_untrusted_template
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,18 @@ def prepare_prompt(renderer: Any, request: Any, messages: list[Any], chat_params
         renderer: an `OnlineRenderer`; its `model_config` and `parser` are read.
 
     Raises:
-        VLLMValidationError: a value that no template could take; names the parameter.
+        VLLMValidationError: a value that no template could take, or a template of the client's own; names the
+            parameter.
     """
+    check_untrusted_template(renderer, request)
     profile = profile_of(renderer)
     if profile is None:
         return messages, chat_params
-    asked = getattr(request, "chat_template_kwargs", None) or {}
-    kwargs = map_effort(chat_params.chat_template_kwargs or {}, profile.effort, "enable_thinking" in asked)
+    check_arguments(request)
+    if not messages:
+        name = "messages" if hasattr(request, "messages") else "input"
+        raise VLLMValidationError(f"{name} is empty; send at least one message", parameter=name)
+    kwargs = map_effort(chat_params.chat_template_kwargs or {}, profile.effort, "enable_thinking" in asked(request))
     if kwargs.get("tools"):
         tools = [_as_in_chat(tool) for tool in kwargs["tools"]]
         kwargs["tools"] = [_full(tool) for tool in tools] if profile.full_tools else tools
@@ -80,11 +87,18 @@ def _full(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class TemplateComplaint(ValueError):
-    """A chat template refused the conversation; the text says what templates ask for."""
+    """A chat template refused the conversation, and the text says what templates ask for; or it could not be rendered
+    at all."""
 
     def __init__(self, error: Exception):
-        super().__init__(
-            f"the chat template refused the conversation: {error}. Send every earlier assistant "
-            "message with its `reasoning`, tool arguments as a JSON object, and a tool message "
-            "for each tool call"
-        )
+        if any(kind.__name__ == "TemplateError" for kind in type(error).__mro__):
+            super().__init__(
+                f"the chat template refused the conversation: {error}. Send every earlier assistant "
+                "message with its `reasoning`, tool arguments as a JSON object, and a tool message "
+                "for each tool call"
+            )
+        else:
+            super().__init__(
+                f"the chat template cannot render the conversation: {error}. Send messages, tools and "
+                "chat_template_kwargs of the kinds that the API documents"
+            )

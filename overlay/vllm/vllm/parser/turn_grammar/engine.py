@@ -48,11 +48,11 @@ def with_stop_ids(grammar: XgrammarGrammar, stop_ids: set[int], rollback: int) -
     """`grammar` with a matcher that takes each of `stop_ids` only where the grammar can end.
 
     xgrammar knows the tokenizer's EOS alone. Another id that stops the engine (a second EOS of
-    the generation config, the request's `stop_token_ids`) would pass as text and cut the turn.
+    the generation config, the request's `stop_token_ids`) would pass as text and cut the turn. Ids that are no tokens
+    stop nothing; xgrammar fails on some and takes others for their low 32 bits.
     """
-    matcher = xgr.GrammarMatcher(
-        grammar.ctx, override_stop_tokens=sorted(stop_ids) or None, max_rollback_tokens=rollback
-    )
+    tokens = sorted(token for token in stop_ids if 0 <= token < grammar.vocab_size)
+    matcher = xgr.GrammarMatcher(grammar.ctx, override_stop_tokens=tokens or None, max_rollback_tokens=rollback)
     return TurnGrammar(matcher=matcher, vocab_size=grammar.vocab_size, ctx=grammar.ctx)
 
 

@@ -17,7 +17,11 @@ MAX_PROPERTIES = 512
 MAX_REGEX_BYTES = 16 << 10
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_TOOLS = 1024
+# The regex of unlisted names nests as deep, and its automaton grows with the square.
+MAX_NAME = 256
 MAX_TOOLS_BYTES = 4 << 20
+# xgrammar's counter of tokens.
+MAX_BUDGET = 2**31 - 1
 # Above this much tag text the remaining tools keep their names but not their schemas:
 # compile time grows with the text, about 0.1 s for each 10 KB on a 150,000-token vocabulary.
 STRICT_TAG_BYTES = 512 << 10
@@ -86,6 +90,11 @@ def check_tools(tools: Sequence[tuple[str, Any]]) -> None:
     total = 0
     for name, parameters in tools:
         check_text(name, "a tool's name", "tools")
+        if len(name) > MAX_NAME:
+            _refuse(
+                f"tool name {name[:64]!r}... has {len(name)} characters, at most {MAX_NAME} are served; shorten it",
+                "tools",
+            )
         total += check_schema(parameters, parameter="tools", owner=f"tool {name[:64]!r}")
         if total > MAX_NODES:
             _refuse(
@@ -93,6 +102,12 @@ def check_tools(tools: Sequence[tuple[str, Any]]) -> None:
                 "tools",
             )
     check_size([parameters for _, parameters in tools], MAX_TOOLS_BYTES, parameter="tools", owner="the list of tools")
+
+
+def check_budget(budget: int | None) -> None:
+    """Refuse a thinking budget that the grammar cannot count to."""
+    if budget is not None and budget > MAX_BUDGET:
+        _refuse(f"thinking_token_budget is at most {MAX_BUDGET}; send -1 for no bound", "thinking_token_budget")
 
 
 def _refuse(message: str, parameter: str) -> None:

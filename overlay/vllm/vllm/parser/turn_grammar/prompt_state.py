@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
+import regex
+from vllm.parser.chat_format.delimiters import SEARCH_SECONDS
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.wire_format import TurnFormat
 
@@ -43,6 +44,9 @@ def prompt_state(turn: TurnFormat, prompt: str) -> PromptState:
 def written_after_anchor(turn: TurnFormat, prompt: str) -> str | None:
     """What `prompt` already holds of the message behind its last start anchor; None without an anchor."""
     end = None
-    for match in re.finditer(turn.anchors, prompt):
-        end = match.end()
+    try:
+        for match in regex.finditer(turn.anchors, prompt, timeout=SEARCH_SECONDS):
+            end = match.end()
+    except TimeoutError:
+        return None
     return None if end is None else prompt[end:]

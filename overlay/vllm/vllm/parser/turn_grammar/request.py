@@ -12,7 +12,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
-from vllm.parser.turn_grammar.limits import check_tools
+from vllm.parser.turn_grammar.limits import check_budget, check_tools
 from vllm.parser.turn_grammar.prompt_state import PromptState, prompt_state, written_after_anchor
 from vllm.parser.turn_grammar.structured import answer_body, constraint_of
 from vllm.parser.turn_grammar.thinking import Thinking
@@ -160,7 +160,7 @@ def tool_choice(request: Any, tools: list[Tool]) -> Choice:
             parameter="tool_choice",
         )
     if name not in [tool.name for tool in tools]:
-        raise VLLMValidationError(f"tool_choice names {name!r}, which is not in tools", parameter="tool_choice")
+        raise VLLMValidationError(f"tool_choice names {name[:64]!r}, which is not in tools", parameter="tool_choice")
     return Choice("named", name)
 
 
@@ -177,6 +177,7 @@ def thinking_budget(request: Any) -> int | None:
     if (asked := getattr(request, "thinking_token_budget", None)) is not None:
         # A Responses request has no field of this name and so no check of its own.
         budget = validate_thinking_token_budget(asked)
+        check_budget(budget)
         request.thinking_token_budget = None
         request._thinking_budget = budget
     return budget
@@ -223,13 +224,13 @@ def _check_spelling(turn: TurnFormat, tools: list[Tool]) -> None:
     for tool in tools:
         if not turn.call.spells(tool.name):
             raise VLLMValidationError(
-                f"tool name {tool.name!r} cannot be encoded in tool calls; rename the tool", parameter="tools"
+                f"tool name {tool.name[:64]!r} cannot be encoded in tool calls; rename the tool", parameter="tools"
             )
         properties = (tool.parameters or {}).get("properties")
         for name in properties if tool.strict and isinstance(properties, Mapping) else ():
             if not turn.call.parameter.spells(name):
                 raise VLLMValidationError(
-                    f"parameter name {name!r} cannot be encoded in tool calls; rename it or drop 'strict'",
+                    f"parameter name {name[:64]!r} cannot be encoded in tool calls; rename it or drop 'strict'",
                     parameter="tools",
                 )
 

@@ -8,9 +8,9 @@ write begins a delimiter. Where it could, the value is left to any text without 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from re import _constants as C  # type: ignore[attr-defined]
 from typing import Any
 
+from vllm.parser.chat_format.patterns import sre as C
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar import patterns
 from vllm.parser.turn_grammar.formats import NotGrammar

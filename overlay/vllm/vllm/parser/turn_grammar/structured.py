@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
+from vllm.parser.chat_format import json_text
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.formats import NotGrammar, accepted
 from vllm.parser.turn_grammar.json_schemas import bounds_string_length, sized_strings_as_patterns
@@ -72,11 +73,13 @@ def _check(text: str, limit: int, owner: str) -> None:
     check_size(text, limit, parameter="structured_outputs", owner=owner)
 
 
-def _loaded(schema: str):
+def _loaded(schema: str) -> Any:
     try:
-        return json.loads(schema)
+        return json_text.loads(schema)
     except ValueError as error:
-        raise NotGrammar(f"the schema is not JSON: {error}") from error
+        raise VLLMValidationError(
+            f"the JSON schema is not JSON: {error}; send an object, or the text of one", parameter="structured_outputs"
+        ) from error
 
 
 def _written_out(grammar: str) -> f.Format:

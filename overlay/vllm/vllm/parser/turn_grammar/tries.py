@@ -54,20 +54,28 @@ def other_names(excluded_class: str, names: Iterable[str]) -> str:
 
     Args:
         excluded_class: members of a negated bracket class, as in `[^...]+`.
-        names: spellable names to leave out. Nesting depth is the longest name's length.
+        names: spellable names to leave out. The regex nests as deep as the longest of them is long.
     """
     root, words = trie(names)
     if not words:
         return f"[^{excluded_class}]+"
-    return f"(?:{_others(excluded_class, root, words, '')})"
+    return f"(?:{_others(excluded_class, root, words)})"
 
 
-def _others(excluded: str, node: Trie, words: set[str], prefix: str) -> str:
+def _others(excluded: str, root: Trie, words: set[str]) -> str:
+    """The choices at `root`, built from the leaves up: a name may be longer than the interpreter's stack is deep."""
     tail = f"[^{excluded}]*"
-    taken = "".join(escape_in_class(char) for char in sorted(node))
-    branches = [f"[^{excluded}{taken}]{tail}"]
-    for char in sorted(node):
-        longer = _others(excluded, node[char], words, prefix + char)
-        optional = "" if prefix + char in words else "?"
-        branches.append(f"{escape(char)}(?:{longer}){optional}")
-    return "|".join(branches)
+    built: dict[str, str] = {}
+    stack: list[tuple[str, Trie, bool]] = [("", root, False)]
+    while stack:
+        prefix, node, below_is_built = stack.pop()
+        if not below_is_built:
+            stack.append((prefix, node, True))
+            stack += [(prefix + char, child, False) for char, child in node.items()]
+            continue
+        branches = [f"[^{excluded}{''.join(escape_in_class(char) for char in sorted(node))}]{tail}"]
+        for char in sorted(node):
+            optional = "" if prefix + char in words else "?"
+            branches.append(f"{escape(char)}(?:{built.pop(prefix + char)}){optional}")
+        built[prefix] = "|".join(branches)
+    return built[""]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm.parser.chat_format import json_text
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.json_schemas import without_lengths
@@ -30,7 +31,7 @@ def _reads_as_text(schema: Mapping[str, Any]) -> bool:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        json_text.loads(text)
     except ValueError:
         return False
     return True

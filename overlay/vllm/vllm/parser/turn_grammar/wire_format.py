@@ -7,11 +7,21 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+import regex
 from vllm.logger import init_logger
+from vllm.parser.chat_format.delimiters import SEARCH_SECONDS
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.patterns import escape
 
 logger = init_logger(__name__)
+
+
+def _is_whole(pattern: str, name: str) -> bool:
+    """Whether all of `name`, which the client chose, is one match of the template's `pattern`."""
+    try:
+        return regex.fullmatch(pattern, name, regex.DOTALL, timeout=SEARCH_SECONDS) is not None
+    except TimeoutError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class ParameterSyntax:
     strips: bool = False
 
     def spells(self, name: str) -> bool:
-        return re.fullmatch(self.key, name, re.DOTALL) is not None
+        return _is_whole(self.key, name)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class CallSyntax:
     begins: tuple[str, ...] = ()
 
     def spells(self, name: str) -> bool:
-        return re.fullmatch(self.name, name, re.DOTALL) is not None
+        return _is_whole(self.name, name)
 
 
 @dataclass(frozen=True)
@@ -135,10 +145,6 @@ class TurnFormat:
         if first.thinking is None and first.answer is None and first.call is None:
             raise NotGrammar(f"no opener begins with {written!r}")
         return first
-
-    def prompt_is_fresh(self, prompt: str) -> bool:
-        """True when the prompt ends with a start anchor: the model begins a new message."""
-        return re.search(rf"(?:{self.anchors})\Z", prompt) is not None
 
 
 def turn_format_named(parser: str | None, tokenizer: Any) -> TurnFormat | None:
