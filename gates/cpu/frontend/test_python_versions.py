@@ -31,7 +31,9 @@ def too_new(source: str) -> list[str]:
         if id(node) in guarded:
             continue
         if isinstance(node, ast.ImportFrom):
-            found += [f"{node.module}.{name.name}" for name in node.names if name.name in NEW_NAMES.get(node.module, ())]
+            found += [
+                f"{node.module}.{name.name}" for name in node.names if name.name in NEW_NAMES.get(node.module, ())
+            ]
             found += [node.module] if node.module in NEW_MODULES else []
         if isinstance(node, ast.Import):
             found += [name.name for name in node.names if name.name in NEW_MODULES]

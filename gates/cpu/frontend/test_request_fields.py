@@ -228,7 +228,8 @@ def test_the_servers_own_notes_are_not_the_clients_to_write(model):
 
 
 @pytest.mark.parametrize(
-    "body", [{"structured_outputs": []}, {"top_k": HUGE}, {"messages": 5}, {"user": "\ud800"}, {"top_k": HUGE, "user": 1}]
+    "body",
+    [{"structured_outputs": []}, {"top_k": HUGE}, {"messages": 5}, {"user": "\ud800"}, {"top_k": HUGE, "user": 1}],
 )
 def test_over_http_it_is_a_400_with_the_parameter(body):
     app = FastAPI()

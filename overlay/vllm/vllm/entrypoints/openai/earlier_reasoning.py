@@ -67,7 +67,9 @@ def _taken(item: Mapping[str, Any], place: str, parameter: str) -> tuple[dict[st
     if not found:
         return own, None
     value = found[0]
-    if isinstance(value, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in value):
+    if isinstance(value, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in value
+    ):
         value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
         raise VLLMValidationError(

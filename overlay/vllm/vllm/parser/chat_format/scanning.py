@@ -124,7 +124,9 @@ def find(delimiters: Sequence[Delimiter], window: Window, final: bool) -> tuple[
             match = _search(delimiter, text, window.pos, final)
         except TimeoutError:
             window.given_up.add(delimiter.source)
-            logger.error("The delimiter %r takes too long on this output and is not looked for in it.", delimiter.source)
+            logger.error(
+                "The delimiter %r takes too long on this output and is not looked for in it.", delimiter.source
+            )
             continue
         if match is None:
             continue
