@@ -80,8 +80,7 @@ class ShareSimulation:
             structured_output_manager=StructuredOutputManager(config),
         )
         if share < 1:
-            lag = 1 if self._async else 0
-            held = prefill_share._Policy(self.scheduler, share, lag, clock=lambda: self.now)
+            held = prefill_share._Policy(self.scheduler, share, clock=lambda: self.now)
             self.scheduler.__dict__["_frontier_prefill_share"] = held
         else:
             self.scheduler.__dict__["_frontier_prefill_share"] = None

@@ -188,24 +188,14 @@ def test_control_grammar_queue_left_alone(configs, settings, monkeypatch: pytest
     assert _worst(result, 35, 100) < 0.5 / 0.09, "six first chunks in a row, and none waited"
 
 
-def test_hiccup_does_not_become_debt() -> None:
-    """A step that took a hundred times longer (a compilation) must not stall the prompt for minutes."""
-    from vllm_gaudi.runtime.prefill_share import DutyCycle
-
-    now = [0.0]
-    cycle = DutyCycle(0.75, 0, clock=lambda: now[0])
-    for took, long_tokens in [(0.03, 0), (0.93, 4096), (90.0, 4096)]:
-        cycle.tick()
-        cycle.scheduled(True, long_tokens, 0)
-        now[0] += took
-    cycle.tick()
-    waited = 0
-    while cycle.owes:
-        cycle.scheduled(True, 0, 0)
-        now[0] += 0.03
-        waited += 1
-        cycle.tick()
-    assert waited * 0.03 <= 2 * 4 * 0.9 * 3
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_pause_between_requests(configs, settings, asynchronous: bool) -> None:
+    """The engine asks for no step while there is nothing to do: that time is no decode step's."""
+    settings()
+    before, beside = (0.0, "before", 200, 20), (100.0, "beside", 200, 200_000)
+    result = _simulate(configs, asynchronous, 0.75, before, beside, decodes=0, long_at=101.0, until=140.0)
+    assert len(result.decode_times["before"]) == 20
+    assert result.rate("beside", 103.0, 139.0) >= 0.73 / 0.09
 
 
 def test_held_prompts_keep_their_place() -> None:
@@ -232,7 +222,7 @@ def test_held_prompts_keep_their_place() -> None:
         requests={},
         kv_cache_manager=SimpleNamespace(enable_caching=False),
     )
-    policy = _Policy(scheduler, 0.75, 0)
+    policy = _Policy(scheduler, 0.75)
     policy.cycle.debt = 1.0
     policy.before()
     assert [r.request_id for r in queue] == ["a", "c"]

@@ -17,6 +17,9 @@ def _fuzz(make_engine, asynchronous: bool, steps: int, seed: int, live: int = 16
     return Fuzz(engine, seed, live, mixed).run(steps), hits
 
 
+SCORED = ("scored prompts left out", "scored prompts preempted", "scored prompts reset")
+
+
 def _check(fuzz: Fuzz, hits, steps: int) -> None:
     assert fuzz.wrong == {}
     for event in ("preemptions", "resumes", "aborts", "skips", "chunks", "forced preemptions"):
@@ -33,9 +36,12 @@ def test_random_schedule(make_engine, asynchronous: bool) -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_random_schedule_with_mixed_sampling(make_engine, asynchronous: bool) -> None:
-    fuzz, _ = _fuzz(make_engine, asynchronous, 250, seed=3, mixed=True)
+    """Half-scored prompts sit out, are preempted and are reset; under async scheduling scores are discarded too."""
+    fuzz, _ = _fuzz(make_engine, asynchronous, 200, seed=6, mixed=True)
     assert fuzz.wrong == {}
     assert fuzz.events["finished"] > 12
+    for event in (*SCORED, "scores discarded") if asynchronous else SCORED:
+        assert fuzz.events[event], (event, fuzz.events)
 
 
 @pytest.mark.long
@@ -47,6 +53,8 @@ def test_ten_thousand_steps(make_engine, asynchronous: bool, mixed: bool) -> Non
     if mixed:
         for rule in rules(fuzz.engine.vocabulary):
             assert fuzz.events[rule.name] >= 20, (rule.name, fuzz.events)
+        for event in (*SCORED, "scores discarded") if asynchronous else SCORED:
+            assert fuzz.events[event] >= 5, (event, fuzz.events)
 
 
 @pytest.mark.long
@@ -57,6 +65,19 @@ def test_control_of_mixed_sampling(make_engine, monkeypatch, module: str, name: 
     monkeypatch.setattr(owner, name, lambda *a: None)
     fuzz, _ = _fuzz(make_engine, True, 600, seed=3, mixed=True)
     assert fuzz.wrong, "the fault went unnoticed"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("module", "name"), [("prompt_logprobs", "keep"), ("async_tokens", "discard_scores")])
+def test_control_of_scored_prompts(make_engine, monkeypatch, module: str, name: str) -> None:
+    """Without the scores a prompt had before it sat out, or with those of a discarded frame."""
+    monkeypatch.setattr(importlib.import_module(f"vllm_gaudi.runtime.{module}"), name, lambda *a: None)
+    if name == "discard_scores":
+        with pytest.raises(AssertionError):
+            _fuzz(make_engine, True, 1500, seed=3, mixed=True)
+        return
+    fuzz, _ = _fuzz(make_engine, True, 600, seed=3, mixed=True)
+    assert any("prompt score" in wrong for wrong in fuzz.wrong.values()), "the fault went unnoticed"
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ class ToyModel:
 class Track:
     """One request as the test knows it; `window` limits what the model sees of it.
 
-    With `sliding_groups` the model sees all of it, then the window once for each of those groups.
+    With `sliding_groups` the model sees all of it, then the window once for each of those groups. `asked` is its
+    `prompt_logprobs`, `scores` every LogprobsTensors that came back for its prompt.
     """
 
     prompt: list[int]
@@ -120,6 +121,30 @@ class Track:
     sliding_groups: int = 0
     got: list[int] = field(default_factory=list)
     rule: Rule | None = None
+    asked: int | None = None
+    scores: list[Any] = field(default_factory=list)
+
+    def wrong_score(self, vocabulary: int) -> str | None:
+        """What is wrong with the prompt's log-probabilities, None if they are what the request must return.
+
+        They must come once if they were asked for, and row i must score token i + 1 and the best tokens after
+        tokens 0 to i; in a log-softmax of `toy_logits`, by numpy.
+        """
+        if len(self.scores) != (self.asked is not None):
+            return f"{len(self.scores)} sets of prompt scores"
+        for tensors in self.scores:
+            ids, values = tensors.logprob_token_ids.cpu().numpy(), tensors.logprobs.cpu().numpy()
+            if ids.shape != (len(self.prompt) - 1, self.asked + 1):
+                return f"prompt scores of shape {ids.shape}"
+            for i, (tokens, row) in enumerate(zip(ids, values, strict=True)):
+                logits = toy_logits(next_token(self.prompt[: i + 1], vocabulary), vocabulary).astype(np.float64)
+                known = 0 <= tokens.min() <= tokens.max() < vocabulary
+                best = np.argsort(-logits)[: self.asked]
+                if not known or tokens[0] != self.prompt[i + 1] or (tokens[1:] != best).any():
+                    return f"prompt score {i}: tokens {tokens.tolist()}"
+                if np.abs(row - (logits[tokens] - np.log(np.exp(logits).sum()))).max() > 1e-3:
+                    return f"prompt score {i}: values {row.tolist()}"
+        return None
 
     def expected(self, vocabulary: int, count: int) -> list[int]:
         """The first `count` tokens the request must return."""
@@ -239,6 +264,7 @@ class ToyEngine:
         values = {"temperature": 0, "ignore_eos": True, **(rule.sampling if rule else {}), **sampling}
         params = SamplingParams(max_tokens=max_tokens, **values)
         self.tracks[name] = Track(prompt, max_tokens, structured, self.window, self.sliding_groups, rule=rule)
+        self.tracks[name].asked = params.prompt_logprobs
         self.scheduler.add_request(
             Request(
                 request_id=name,
@@ -289,6 +315,8 @@ class ToyEngine:
         new = {}
         for outputs in self.scheduler.update_from_output(output, result).values():
             for one in outputs.outputs:
+                if one.new_prompt_logprobs_tensors is not None and one.request_id in self.tracks:
+                    self.tracks[one.request_id].scores.append(one.new_prompt_logprobs_tensors)
                 if one.new_token_ids and one.request_id in self.tracks:
                     track = self.tracks[one.request_id]
                     track.got.extend(one.new_token_ids)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_gaudi.runtime import output_history
+from vllm_gaudi.runtime import output_history, prompt_logprobs
 
 
 def begin_step(runner: Any, scheduler_output: Any) -> set[str]:
-    """Settle requests that were preempted since their last step; called before the batch is updated.
+    """Settle requests that leave the batch or were preempted since their last step; called before it is updated.
 
     A request may be preempted and resumed between two consecutive steps (a prefix cache reset does that): it
     is then still in the persistent batch with blocks it no longer owns, its last sampled row must not be fed
@@ -35,7 +35,12 @@ def begin_step(runner: Any, scheduler_output: Any) -> set[str]:
         if len(state.output_token_ids) > kept:
             output_history.forget(runner, state)
             del state.output_token_ids[kept:]
-    return resumed & batch.req_id_to_index.keys()
+    again = resumed & batch.req_id_to_index.keys()
+    if batch.in_progress_prompt_logprobs_cpu:
+        prompt_logprobs.keep(
+            runner, again | (batch.req_id_to_index.keys() - scheduler_output.num_scheduled_tokens.keys())
+        )
+    return again
 
 
 def seed_input_ids(runner: Any, num_decodes: int, num_tokens: int) -> None:

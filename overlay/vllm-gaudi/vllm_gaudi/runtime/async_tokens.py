@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens that come back under async scheduling for a request that waits for none."""
+"""Output that comes back under async scheduling for a request that waits for none."""
 
 from __future__ import annotations
 
@@ -18,3 +18,20 @@ def spurious_async_token(request: Any, new_token_ids: list[int]) -> bool:
     if getattr(request, "async_tokens_to_discard", 0) > 0:
         request.async_tokens_to_discard -= 1
     return True
+
+
+def discard_scores(scheduler: Any, output: Any) -> None:
+    """Drop the prompt log-probabilities of requests that `output` gives no token; before the scheduler takes it.
+
+    A step that was in flight at a `reset_prefix_cache` of running requests is discarded with its tokens, and the
+    prompt is scored again when the request resumes. vLLM takes scores without a token for an error and ends the
+    engine core.
+
+    Args:
+        output: ModelRunnerOutput, edited in place.
+    """
+    for req_id in list(output.prompt_logprobs_dict):
+        request = scheduler.requests.get(req_id)
+        stale = request is not None and getattr(request, "async_tokens_to_discard", 0) > 0
+        if request is None or stale or request.num_output_placeholders == 0:
+            del output.prompt_logprobs_dict[req_id]

@@ -2,105 +2,18 @@
 """A share of the machine for running decodes while a long prompt reads in.
 
 A chunk of a long prompt takes tens of decode steps, so a decode that shares every step with one runs at a few
-percent of its speed. Here chunks owe time: a step with a long chunk adds what it took beyond a decode step to a
-debt, decode steps pay it off at (1 - s) / s of their time, and long prompts wait while debt remains. Over a
-cycle the decodes then run at the share s of their solo speed; a chunk of duration T is followed by at most
-T * s / (1 - s) of decode-only steps, so the prompt cannot starve. Short prompts are never held back, and
-nothing waits when nothing decodes.
-
-The duty cycle is by the wall clock: step times change with batch, context and model.
+percent of its speed. Here long prompts wait while `duty_cycle` says that they owe time to decodes. Short prompts are
+never held back, and nothing waits when nothing decodes.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from vllm_gaudi.runtime import gates, preempted_blocks, settings
-
-_SMOOTHING = 0.2  # weight of the newest step in the moving averages
-_OUTLIER = 4.0  # a step that took more than this many times the expected is a hiccup (compilation), not a cost
-
-
-@dataclass
-class _Step:
-    """What a scheduled step computes: whether rows decode, and tokens of long prompts."""
-
-    decodes: bool
-    long_tokens: int
-    other_tokens: int
-    charged: float
-
-
-class DutyCycle:
-    """Debt of long prompts towards running decodes.
-
-    Args:
-        share: share of their solo speed that decodes keep, below 1.
-        lag: steps that are still running when the next is scheduled (1 under async scheduling, else 0).
-        clock: seconds, monotonic.
-    """
-
-    def __init__(self, share: float, lag: int, clock: Callable[[], float] = time.monotonic):
-        self.share = share
-        self.debt = 0.0
-        self.decode_time: float | None = None
-        self.token_time: float | None = None  # of a long chunk, per token
-        self._lag = lag
-        self._clock = clock
-        self._pending: deque[_Step] = deque()
-        self._last: float | None = None
-
-    @property
-    def owes(self) -> bool:
-        """Whether long prompts wait. Steps still running count at their estimate, an unknown one as a full debt."""
-        return self.debt + sum(step.charged for step in self._pending) > 0
-
-    def tick(self) -> None:
-        """A step is about to be scheduled: account for the step that has ended since the last one was."""
-        now = self._clock()
-        last, self._last = self._last, now
-        if last is None or len(self._pending) <= self._lag:
-            return
-        self._account(self._pending.popleft(), now - last)
-
-    def idle(self) -> None:
-        """Nothing was scheduled: time passes, nobody owes."""
-        self._last = None
-        self._pending.clear()
-        self.debt = 0.0
-
-    def scheduled(self, decodes: bool, long_tokens: int, other_tokens: int) -> None:
-        """A step was scheduled."""
-        charged = 0.0
-        if decodes and long_tokens:
-            charged = float("inf") if self.token_time is None else self.token_time * long_tokens
-        self._pending.append(_Step(decodes, long_tokens, other_tokens, charged))
-
-    def _account(self, step: _Step, took: float) -> None:
-        if step.decodes and not step.long_tokens:
-            if not step.other_tokens:
-                self.decode_time = _average(self.decode_time, took)
-            # Debt below zero is kept for one step at most: it only evens out that steps are whole.
-            paid = took * (1 - self.share) / self.share
-            self.debt = max(self.debt - paid, -paid)
-            return
-        if not step.long_tokens:
-            return
-        decode = (self.decode_time or 0.0) if step.decodes else 0.0
-        chunk = max(0.0, took - decode) * step.long_tokens / (step.long_tokens + step.other_tokens)
-        if self.token_time is not None:
-            chunk = min(chunk, _OUTLIER * self.token_time * step.long_tokens)
-        self.token_time = _average(self.token_time, chunk / step.long_tokens)
-        if step.decodes:
-            self.debt += chunk - decode * (1 - self.share) / self.share
-
-
-def _average(old: float | None, new: float) -> float:
-    return new if old is None else old + _SMOOTHING * (new - old)
+from vllm_gaudi.runtime.duty_cycle import DutyCycle
 
 
 def _may_start(request: Any) -> bool:
@@ -134,8 +47,8 @@ class _Held:
 class _Policy:
     """Holds long prompts of one scheduler back while they owe."""
 
-    def __init__(self, scheduler: Any, share: float, lag: int, clock: Callable[[], float] = time.monotonic):
-        self.cycle = DutyCycle(share, lag, clock)
+    def __init__(self, scheduler: Any, share: float, clock: Callable[[], float] = time.monotonic):
+        self.cycle = DutyCycle(share, clock)
         self.threshold = settings.current().prefill_share_tokens
         self._scheduler = scheduler
         self._held: list[_Held] = []
@@ -160,7 +73,8 @@ class _Policy:
 
     def before(self) -> None:
         scheduler = self._scheduler
-        self.cycle.tick()
+        if not scheduler.running and not self.cycle.running:
+            self.cycle.idle()
         decodes = any(not r.is_prefill_chunk for r in scheduler.running)
         if not decodes or not self.cycle.owes:
             return
@@ -182,8 +96,6 @@ class _Policy:
         while self._held:
             self._held.pop().restore()
         if not output.total_num_scheduled_tokens:
-            if not scheduler.running:
-                self.cycle.idle()
             return
         decodes, long_tokens, other = False, 0, 0
         for req_id, count in output.num_scheduled_tokens.items():
@@ -195,7 +107,7 @@ class _Policy:
                 long_tokens += count
             else:
                 other += count
-        self.cycle.scheduled(decodes, long_tokens, other)
+        self.cycle.scheduled(output, decodes, long_tokens, other)
 
     def _mark(self, request: Any, count: int) -> bool:
         if request.num_tokens - (request.num_computed_tokens - count) > self.threshold:
@@ -207,8 +119,7 @@ def _policy(scheduler: Any) -> _Policy | None:
     policy = scheduler.__dict__.get("_frontier_prefill_share", False)
     if policy is False:
         share = gates.prefill_share(scheduler.vllm_config)
-        lag = 1 if scheduler.scheduler_config.async_scheduling else 0
-        policy = _Policy(scheduler, share, lag) if share < 1 else None
+        policy = _Policy(scheduler, share) if share < 1 else None
         scheduler.__dict__["_frontier_prefill_share"] = policy
     return policy
 
@@ -226,3 +137,10 @@ def after_schedule(scheduler: Any, output: Any) -> None:
     policy = _policy(scheduler)
     if policy is not None:
         policy.after(output)
+
+
+def step_ended(scheduler: Any, output: Any) -> None:
+    """Note that a step is done; call with the scheduler's output for it, before the scheduler takes its result."""
+    policy = _policy(scheduler)
+    if policy is not None:
+        policy.cycle.ended(output)

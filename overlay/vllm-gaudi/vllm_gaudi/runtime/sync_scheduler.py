@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -17,3 +19,7 @@ class PrefillShareScheduler(Scheduler):
         output = super().schedule(throttle_prefills)
         prefill_share.after_schedule(self, output)
         return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> dict[int, Any]:
+        prefill_share.step_ended(self, scheduler_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
