@@ -8,6 +8,7 @@ freed block or a padding slot changes the answer.
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,8 +54,6 @@ def test_graph_key_depends_on_the_decode_bucket_alone(windowed) -> None:
 @pytest.mark.parametrize("window", [8, 512, 2048])
 def test_key_counts_over_contexts_and_chunks(window: int) -> None:
     """Bias of one chunk counted row by row: min(W, p + 1) keys, the last of them the query itself."""
-    from types import SimpleNamespace
-
     import torch
 
     from vllm_gaudi.runtime import windows
@@ -89,6 +88,25 @@ def test_key_counts_over_contexts_and_chunks(window: int) -> None:
                     assert slots[seen[row]].tolist() == want, (context, chunk, row)
     finally:
         mr.custom_tuple_replace = original
+
+
+@pytest.mark.parametrize("built_in", [False, True])
+def test_first_chunk_is_not_left_to_the_kernel(windowed, monkeypatch: pytest.MonkeyPatch, built_in: bool) -> None:
+    """Upstream's flag for the kernel's own window, whose convention nobody states, changes nothing."""
+    import torch
+
+    from vllm_gaudi.v1.worker import hpu_model_runner as mr
+
+    processor = mr.HPUAttentionMetadataProcessor(windowed(24).config)
+    for name, value in (("use_window_sdpa", built_in), ("slice_size", 16), ("slice_thld", 32)):
+        monkeypatch.setattr(processor, name, value)
+    kept: dict[str, torch.Tensor] = {}
+    monkeypatch.setattr(mr, "custom_tuple_replace", lambda metadata, name, **fields: kept.update(fields))
+    metadata = SimpleNamespace(is_prompt=True, block_list=None)
+    processor._set_attn_bias_for_sliding_window(metadata, 2, 64, 24, torch.device("cpu"), torch.bfloat16)
+    row, column = torch.arange(64).view(64, 1), torch.arange(64).view(1, 64)
+    want = torch.zeros(64, 64).masked_fill_((column > row) | (column <= row - 24), float("-inf"))
+    assert torch.equal(kept["window_attn_bias"].float(), want.expand(2, 1, 64, 64))
 
 
 @pytest.mark.parametrize("window", [1, 2, 8, 128, 129, 130, 512, 2048])

@@ -45,6 +45,10 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> Any:
     values = SimpleNamespace(
         VLLM_CONTIGUOUS_PA=None,
         VLLM_MERGED_PREFILL=None,
+        VLLM_PROMPT_USE_FLEX_ATTENTION=None,
+        VLLM_PROMPT_USE_FUSEDSDPA=None,
+        PT_HPU_SDPA_QKV_SLICE_MODE_FWD=None,
+        PT_HPU_SDPA_BC_FACTOR=None,
         VLLM_BUCKETING_STRATEGY=None,
         VLLM_HPU_FSDPA_SLICE_ENABLED=None,
     )
@@ -87,6 +91,7 @@ def test_refused_at_start(make_engine, settings, arguments: dict[str, Any], advi
         ({"parallel_config__prefill_context_parallel_size": 2}, "--prefill-context-parallel-size 1"),
         ({"kv_transfer_config": object()}, "remove --kv-transfer-config"),
         ({"cache_config__kv_offloading_size": 1.0}, "remove --kv-offloading-size"),
+        ({"model_config__runner_type": "pooling"}, "remove --runner pooling"),
         ({"cache_config__enable_prefix_caching": False}, "set VLLM_CONTIGUOUS_PA=false"),
     ],
 )
@@ -105,6 +110,8 @@ def test_each_combination(flags, settings, changes: dict, advice: str) -> None:
     [
         ("VLLM_CONTIGUOUS_PA", True, "set VLLM_CONTIGUOUS_PA=false"),
         ("VLLM_MERGED_PREFILL", True, "unset VLLM_MERGED_PREFILL"),
+        ("VLLM_PROMPT_USE_FLEX_ATTENTION", True, "unset VLLM_PROMPT_USE_FLEX_ATTENTION"),
+        ("VLLM_PROMPT_USE_FUSEDSDPA", False, "unset VLLM_PROMPT_USE_FUSEDSDPA, or set .*LONG_ATTENTION=off"),
         ("VLLM_BUCKETING_STRATEGY", "pad", "set VLLM_HPU_FSDPA_SLICE_ENABLED=false"),
     ],
 )
@@ -148,10 +155,16 @@ def test_chunk_whose_window_bias_wraps_is_refused(flags, settings) -> None:
     settings()
     guard_rails.check(chunk(32_384))
     guard_rails.check(chunk(262_144, "llama"))
-    guard_rails.check(chunk(262_144, model_config__max_model_len=32_384))
-    for config in (chunk(32_512), chunk(32_384, model_config__dtype=torch.float32)):
+    guard_rails.check(chunk(262_144, model_config__max_model_len=30_000))
+    # No bucket is prepared for 32,000 tokens: they are padded to 32,768.
+    padded = chunk(262_144, model_config__max_model_len=32_000)
+    for config in (chunk(32_512), padded, chunk(32_384, model_config__dtype=torch.float32)):
         with pytest.raises(guard_rails.UnsupportedCombination, match="set --max-num-batched-tokens to 16384 or less"):
             guard_rails.check(config)
+    flags.PT_HPU_SDPA_QKV_SLICE_MODE_FWD = True
+    guard_rails.check(chunk(31_744))
+    with pytest.raises(guard_rails.UnsupportedCombination, match="set --max-num-batched-tokens to 16384 or less"):
+        guard_rails.check(chunk(32_384))
 
 
 def test_blocks_upstream_cannot_count_need_arrays(flags, settings) -> None:
@@ -167,6 +180,30 @@ def test_blocks_upstream_cannot_count_need_arrays(flags, settings) -> None:
         guard_rails.check(chosen(512))
     settings(HOST_LISTS="on")
     guard_rails.check(chosen(512))
+
+
+def test_blocks_upstream_cannot_count_with_contiguous_attention(flags, settings) -> None:
+    """There the lists are upstream's whatever HOST_LISTS says."""
+    from vllm_gaudi.runtime import guard_rails
+
+    def chosen(size: int) -> Any:
+        return _config("llama", cache_config__block_size=size, cache_config__user_specified_block_size=True)
+
+    settings(PREFILL_SHARE="0.5")
+    flags.VLLM_CONTIGUOUS_PA = True
+    guard_rails.check(chosen(256))
+    with pytest.raises(guard_rails.UnsupportedCombination, match="--block-size 128, or VLLM_CONTIGUOUS_PA=false"):
+        guard_rails.check(chosen(512))
+    flags.VLLM_CONTIGUOUS_PA = False
+    guard_rails.check(chosen(512))
+
+
+def test_flags_read_are_flags_of_the_plugin(flags) -> None:
+    """A flag by a name that upstream does not know would read as unset for ever."""
+    from vllm_gaudi.extension.features import get_features, get_user_flags
+
+    known = {*get_user_flags(), *get_features()[1]}
+    assert set(vars(flags)) <= known
 
 
 def test_sync_runs_get_a_scheduler_that_keeps_the_share(flags, settings) -> None:
@@ -223,6 +260,9 @@ def test_scheduler_that_drops_the_share_is_refused(flags, settings, asynchronous
         with pytest.raises(guard_rails.UnsupportedCombination, match=rf"--scheduler-cls {plain} .*PREFILL_SHARE=1"):
             guard_rails.check(config(chosen))
         guard_rails.check(config(chosen, "llama"))
+    for chosen in ("nowhere.Nothing", "vllm.v1.core.sched.scheduler.Missing", "plain"):
+        with pytest.raises(guard_rails.UnsupportedCombination, match=rf"--scheduler-cls {chosen}, which cannot be imp"):
+            guard_rails.check(config(chosen))
     for chosen in (Chosen, guard_rails.SYNC_SCHEDULER, "vllm.v1.core.sched.async_scheduler.AsyncScheduler"):
         kept = config(chosen)
         guard_rails.check(kept)

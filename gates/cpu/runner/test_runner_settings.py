@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,10 +77,26 @@ def test_other_models_are_left_to_upstream(model_type: str) -> None:
     assert found == (False, False, False, 0, 1, 1.0)
 
 
-def test_near_miss_is_refused_and_foreign_names_are_not() -> None:
+def test_near_miss_is_refused() -> None:
     with pytest.raises(settings.SettingError, match="did you mean VLLM_GAUDI_FRONTIER_EXACT_WINDOW"):
         settings.parse({settings.PREFIX + "EXACT_WINDOWS": "on"})
-    settings.parse({settings.PREFIX + "SOMETHING_ELSE": "1"})
+
+
+@pytest.mark.parametrize("name", ["WORKSPACE_BYTES", "SHARE", "KV", "SOMETHING_ELSE"])
+def test_unknown_name_with_the_prefix_is_refused(name: str) -> None:
+    with pytest.raises(settings.SettingError, match=f"FRONTIER_{name} is not a setting: unset it; .*EXACT_WINDOW, "):
+        settings.parse({settings.PREFIX + name: "1"})
+
+
+def test_names_of_other_parts_are_known() -> None:
+    """Every variable with the prefix that the tool or another part of the plug-in reads may be set beside these."""
+    root = Path(__file__).parents[3]
+    own = Path("overlay/vllm-gaudi/vllm_gaudi/runtime")
+    files = [p for folder in ("scripts", "overlay") for p in (root / folder).rglob("*.py")]
+    text = "".join(p.read_text() for p in files if own not in p.relative_to(root).parents)
+    names = set(re.findall(rf"{settings.PREFIX}[A-Z_]+", text)) - {s.variable for s in settings.SETTINGS}
+    assert len(names) > 3
+    settings.parse(dict.fromkeys((n + "X" if n.endswith("_") else n for n in names), "1"))
 
 
 @pytest.mark.parametrize(
@@ -90,6 +107,7 @@ def test_near_miss_is_refused_and_foreign_names_are_not() -> None:
         "vllm_gaudi_frontier_exact_window",
         "VLLM_GAUDI_EXACT_WINDOW",
         "VLLM_EXACT_WINDOW",
+        "VLLM_FRONTIER_EXACT_WINDOW",
     ],
 )
 def test_near_miss_of_the_prefix_is_refused(name: str) -> None:

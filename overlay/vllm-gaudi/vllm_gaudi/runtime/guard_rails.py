@@ -29,8 +29,8 @@ def _name(scheduler_cls: Any) -> str:
     return scheduler_cls if isinstance(scheduler_cls, str) else f"{scheduler_cls.__module__}.{scheduler_cls.__name__}"
 
 
-def _keeps_the_share(scheduler_cls: Any) -> bool:
-    """Whether a scheduler the user chose is derived from one that holds long prompts back."""
+def _share_problem(scheduler_cls: Any) -> tuple[str, str] | None:
+    """Why a scheduler the user chose does not go with the prefill share: it must derive from one that keeps it."""
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     # Puts the plug-in's scheduler in the place of vLLM's: a class derived from that one keeps the share too.
@@ -38,8 +38,14 @@ def _keeps_the_share(scheduler_cls: Any) -> bool:
     from vllm_gaudi.runtime.sync_scheduler import PrefillShareScheduler
     from vllm_gaudi.v1.core.sched.hpu_async_scheduler import HPUAsyncScheduler
 
-    found = resolve_obj_by_qualname(scheduler_cls) if isinstance(scheduler_cls, str) else scheduler_cls
-    return issubclass(found, PrefillShareScheduler | HPUAsyncScheduler)
+    what = f"the prefill share with --scheduler-cls {_name(scheduler_cls)}"
+    try:
+        found = resolve_obj_by_qualname(scheduler_cls) if isinstance(scheduler_cls, str) else scheduler_cls
+    except (ImportError, AttributeError, ValueError) as error:
+        return f"{what}, which cannot be imported ({error}),", "correct the name, or remove it"
+    if isinstance(found, type) and issubclass(found, PrefillShareScheduler | HPUAsyncScheduler):
+        return None
+    return what, f"remove it, derive it from {SYNC_SCHEDULER}, or set {settings.variable('prefill_share')}=1"
 
 
 def _block_size(vllm_config: Any) -> int:
@@ -60,13 +66,25 @@ def _row_over_the_budget(vllm_config: Any) -> int:
     return needed if needed >= settings.current().attention_workspace_bytes else 0
 
 
-def _window_plane(vllm_config: Any) -> int:
+def _longest_chunk(vllm_config: Any, flags: Any) -> int:
+    """Query rows of the largest prefill forward: a prompt that no prepared bucket holds is padded to one of its own."""
+    from vllm_gaudi.extension.bucketing.common import calc_fallback_value
+
+    budget = vllm_config.scheduler_config.max_num_batched_tokens
+    rows = min(calc_fallback_value(vllm_config.model_config.max_model_len, 32), budget)
+    if flags.PT_HPU_SDPA_QKV_SLICE_MODE_FWD:
+        size = flags.PT_HPU_SDPA_BC_FACTOR or 1024
+        rows = max(rows, -(-min(vllm_config.model_config.max_model_len, budget) // size) * size)
+    return rows
+
+
+def _window_plane(vllm_config: Any, flags: Any) -> int:
     """Bytes of the bias [chunk, window list + chunk] that a sliding layer builds for the largest prefill chunk.
 
     Unlike a full layer's it is never built in tiles: a window list is short, so only a huge chunk makes it too large.
     """
     model = vllm_config.model_config
-    chunk = min(vllm_config.scheduler_config.max_num_batched_tokens, model.max_model_len)
+    chunk = _longest_chunk(vllm_config, flags)
     block_size = _block_size(vllm_config)
     listed = windows.width(model.hf_text_config.sliding_window, block_size) * block_size
     return chunk * (listed + chunk) * model.dtype.itemsize
@@ -105,9 +123,8 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
         if getattr(vllm_config.cache_config, "kv_offloading_size", None) is not None:
             found.append((f"{what} with KV offloading", "remove --kv-offloading-size"))
     chosen = vllm_config.scheduler_config.scheduler_cls if share else None
-    if chosen is not None and not _keeps_the_share(chosen):
-        advice = f"remove it, derive it from {SYNC_SCHEDULER}, or set {settings.variable('prefill_share')}=1"
-        found.append((f"the prefill share with --scheduler-cls {_name(chosen)}", advice))
+    if chosen is not None and (problem := _share_problem(chosen)):
+        found.append(problem)
     if exact and contiguous:
         found.append(("window block lists with contiguous paged attention", "set VLLM_CONTIGUOUS_PA=false"))
     if gates.windowed_kv(vllm_config):
@@ -121,15 +138,21 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
         found.append(("windowed KV without the hybrid manager", "remove --disable-hybrid-kv-cache-manager"))
     if (exact or tiles) and flags.VLLM_MERGED_PREFILL:
         found.append(("merged prefill", "unset VLLM_MERGED_PREFILL"))
+    if (exact or tiles) and getattr(vllm_config.model_config, "runner_type", "generate") == "pooling":
+        # Pooling makes metadata of its own, without window lists and biases.
+        found.append(("pooling", "remove --runner pooling"))
+    if (exact or tiles) and flags.VLLM_PROMPT_USE_FLEX_ATTENTION:
+        # It masks by the position in the chunk alone, and takes no bias.
+        found.append(("flex attention", "unset VLLM_PROMPT_USE_FLEX_ATTENTION"))
+    if tiles and flags.VLLM_PROMPT_USE_FUSEDSDPA is False:
+        advice = f"unset VLLM_PROMPT_USE_FUSEDSDPA, or set {settings.variable('long_attention')}=off"
+        found.append(("tiled attention without FusedSDPA", advice))
     if exact or tiles or share:
         lists_off = settings.current().host_lists == "off"
-        if lists_off and _block_size(vllm_config) > EXACT_IN_BFLOAT16:
-            found.append(
-                (
-                    f"upstream's block lists with blocks of more than {EXACT_IN_BFLOAT16} tokens",
-                    f"set --block-size 128, or {settings.variable('host_lists')}=on",
-                )
-            )
+        if (lists_off or contiguous) and _block_size(vllm_config) > EXACT_IN_BFLOAT16:
+            arrays = "VLLM_CONTIGUOUS_PA=false" if contiguous else f"{settings.variable('host_lists')}=on"
+            what = f"upstream's block lists with blocks of more than {EXACT_IN_BFLOAT16} tokens"
+            found.append((what, f"set --block-size 128, or {arrays}"))
     if tiles and (needed := _row_over_the_budget(vllm_config)):
         budget = f"{settings.variable('attention_workspace_bytes')}={settings.current().attention_workspace_bytes}"
         advice = f"set more than {needed}, or lower --max-model-len"
@@ -137,7 +160,7 @@ def _problems(vllm_config: Any, flags: Any) -> list[tuple[str, str]]:
     if tiles and flags.VLLM_BUCKETING_STRATEGY == "pad" and flags.VLLM_HPU_FSDPA_SLICE_ENABLED is not False:
         found.append(("tiled attention with upstream's key slicing", "set VLLM_HPU_FSDPA_SLICE_ENABLED=false"))
     if (exact or tiles) and gates.interleaves_windows(vllm_config):
-        plane, limit = _window_plane(vllm_config), long_attention.BIAS_PLANE_LIMIT
+        plane, limit = _window_plane(vllm_config, flags), long_attention.BIAS_PLANE_LIMIT
         if plane >= limit:
             what = (
                 f"a prefill chunk whose sliding layers need a bias of {plane} bytes (the kernel reads {limit} wrongly)"

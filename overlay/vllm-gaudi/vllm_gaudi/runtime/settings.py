@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 PREFIX = "VLLM_GAUDI_FRONTIER_"
+# Variables of the loader and of the tool, which may be set where a server runs.
+_SHORT_PREFIXES = ("VLLM_", "VLLM_GAUDI_", "VLLM_FRONTIER_")
+_OTHERS = tuple(PREFIX + name for name in ("STATE_HASH", "CACHE", "SOURCE_", "PYTHON_", "BUILD_"))
 
 
 class SettingError(ValueError):
@@ -204,7 +207,7 @@ def parse(environ: dict[str, str]) -> Settings:
     """Read all settings from `environ`.
 
     Raises:
-        SettingError: a value is not accepted.
+        SettingError: a value is not accepted, or a name with the prefix is nobody's.
     """
     values = {}
     for setting in SETTINGS:
@@ -216,6 +219,9 @@ def parse(environ: dict[str, str]) -> Settings:
     for name in sorted(environ):
         if meant := _meant(name):
             raise SettingError(f"{name} is not a setting: did you mean {meant}?")
+        if name.startswith(PREFIX) and not name.startswith(_OTHERS) and not any(name == s.variable for s in SETTINGS):
+            names = ", ".join(s.name for s in SETTINGS)
+            raise SettingError(f"{name} is not a setting: unset it; after {PREFIX} there is {names}")
     return Settings(**values)
 
 
@@ -230,7 +236,7 @@ def _meant(name: str) -> str | None:
         return None
     if close := difflib.get_close_matches(upper, known, 1, 0.9):
         return close[0]
-    return next((v for v, short in known.items() if upper in (f"VLLM_{short}", f"VLLM_GAUDI_{short}")), None)
+    return next((v for v, short in known.items() if upper in [p + short for p in _SHORT_PREFIXES]), None)
 
 
 @functools.cache

@@ -79,26 +79,33 @@ def window_bias(
 ) -> Any | None:
     """Metadata with the additive bias [batch, 1, seq, listed keys + seq] of the sliding layers.
 
-    Returns None without cached context, where upstream's own bias is exact.
+    Without cached context there are no listed keys. Upstream may then leave the window to the kernel
+    (PT_HPU_SDPA_QKV_SLICE_MODE_FWD), of which nobody says whether it keeps W keys or W + 1.
     """
-    if not metadata.is_prompt or metadata.block_list is None:
+    if not metadata.is_prompt:
         return None
     from vllm_gaudi.v1.worker.hpu_model_runner import custom_tuple_replace
 
+    row = torch.arange(seq_len, device=device, dtype=torch.int32).view(1, seq_len, 1)
+    column = torch.arange(seq_len, device=device, dtype=torch.int32).view(1, 1, seq_len)
+    seen = ((column <= row) & (column > row - window)).expand(batch_size, -1, -1)
+    if metadata.block_list is not None:
+        seen = torch.cat((_seen_context(processor, metadata, batch_size, row, window), seen), dim=-1)
+    seen = seen.unsqueeze(1)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+    return custom_tuple_replace(metadata, "TrimmedAttentionMetadata", window_attn_bias=bias)
+
+
+def _seen_context(processor: Any, metadata: Any, batch_size: int, row: torch.Tensor, window: int) -> torch.Tensor:
+    """Which listed keys each query of a chunk sees: bool [batch, seq, listed keys], `row` int32 [1, seq, 1]."""
     listed = metadata.window_block_list if metadata.window_block_list is not None else metadata.block_list
     block_size = metadata.block_size or processor.block_size
     keys = listed.size(-1) // batch_size * block_size
     context = metadata.context_lens_tensor.to(torch.int32).view(batch_size, 1, 1)
     # Slot 0 of the list is token `base`: the list begins with the first query's window.
     base = (context - (window - 1)).clamp(min=0) // block_size * block_size
-    row = torch.arange(seq_len, device=device, dtype=torch.int32).view(1, seq_len, 1)
-    past = torch.arange(keys, device=device, dtype=torch.int32).view(1, 1, keys) + base
-    seen_past = (past < context) & (past > context + row - window)
-    column = torch.arange(seq_len, device=device, dtype=torch.int32).view(1, 1, seq_len)
-    seen_chunk = ((column <= row) & (column > row - window)).expand(batch_size, -1, -1)
-    seen = torch.cat((seen_past, seen_chunk), dim=-1).unsqueeze(1)
-    bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
-    return custom_tuple_replace(metadata, "TrimmedAttentionMetadata", window_attn_bias=bias)
+    past = torch.arange(keys, device=row.device, dtype=torch.int32).view(1, 1, keys) + base
+    return (past < context) & (past > context + row - window)
 
 
 def decode_window(
