@@ -187,6 +187,6 @@ def test_a_row_nobody_scored_is_impossible(make_engine) -> None:
     engine.add("r", PROMPT, 2, prompt_logprobs=2, skip_reading_prefix_cache=False)
     engine.run()
     (tensors,) = (o.new_prompt_logprobs_tensors for o in found["r"] if o.new_prompt_logprobs_tensors is not None)
-    assert np.isneginf(tensors.logprobs[:32]).all()
+    assert tensors.logprobs[:32].isneginf().all()
     assert not tensors.logprob_token_ids[:32].any()
     assert tensors.logprobs[32, 0] == pytest.approx(_row(PROMPT[:33], engine.vocabulary)[PROMPT[33]], abs=1e-3)
