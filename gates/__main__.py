@@ -94,6 +94,8 @@ def _run(args: argparse.Namespace) -> int:
         measure_floor=args.floor,
         reference=args.reference,
         server_log=args.server_log,
+        server_args=args.server_args,
+        records=args.ledger.parent / "records",
     )
     with ledger.Writer(args.ledger) as writer:
         if writer.torn:

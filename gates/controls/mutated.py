@@ -52,8 +52,9 @@ def row(
 ) -> dict[str, tuple[Verdict, str]]:
     """Verdicts of the gates against one build; None is the healthy one."""
     chosen = [entry for entry in gate.discover().values() if entry.name in set(names)]
+    judge = matrix.verdicts if name else matrix.settled
     with serve.serve(served, env=mutants.environment(name) if name else None) as server:
-        return matrix.verdicts(matrix.context(server.url, cache, profile_name="tiny", reference=scores), chosen)
+        return judge(matrix.context(server.url, cache, profile_name="tiny", reference=scores), chosen)
 
 
 def wrong(name: str, seen: dict[str, tuple[Verdict, str]]) -> tuple[set[str], dict[str, str]]:

@@ -51,14 +51,22 @@ class Threshold:
     def check_floor(self, floor: float) -> None:
         """Refuse a limit tighter than the server's distance from itself.
 
+        Args:
+            floor: that distance, in the limit's unit; for a `min` limit, which is one of a share, the share of itself
+                that the server reaches.
+
         Raises:
-            GateError: the limit lies below `floor_factor` x floor (for `max` limits).
+            GateError: the limit leaves less room than `floor_factor` x the floor.
         """
-        if self.direction == "max" and self.floor_factor and self.value < self.floor_factor * floor:
+        room = self.value if self.direction == "max" else 1 - self.value
+        noise = floor if self.direction == "max" else 1 - floor
+        if self.floor_factor and room < self.floor_factor * noise:
+            side = "below" if self.direction == "max" else "above"
             raise GateError(
-                f"threshold {self.value:g} {self.unit} is below {self.floor_factor:g} x the measured floor {floor:g}",
+                f"threshold {self.value:g} {self.unit} is {side} what the measured floor {floor:g} allows "
+                f"({self.floor_factor:g} x the server's distance from itself)",
                 where=f"gate {self.gate}",
-                action="raise it in gates/thresholds.toml with the measured reason, in its own commit",
+                action="change it in gates/thresholds.toml with the measured reason, in its own commit",
             )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import uuid
 
-from gates.core import scoring, server_facts, stats
+from gates.core import scoring, server_facts
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
 
@@ -100,12 +100,11 @@ def _run(ctx: Context) -> GateResult:
         worst["prompt logprobs"] = max(worst["prompt logprobs"], _gap(first.logprobs, second.logprobs))
         ctx.progress(f"prompt {number + 1}")
     value = max(worst.values())
-    floor = stats.mean(floors)
     return judge(
         ctx,
         "cache-honesty",
         Measurement(value, "nats", samples=len(floors)),
-        noise_floor=floor,
+        own_floor=max(floors),
         details={"worst": worst, "floor_runs": floors, "prompt_tokens": rung},
     )
 

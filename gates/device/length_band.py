@@ -3,32 +3,38 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
+from typing import Any
 
-from gates.core import stats
+from gates.core import records, stats
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
 from gates.device.output_shape import lengths
 
 
+def _parse(value: Any) -> tuple[float, int]:
+    mean, samples = float(value["mean"]), int(value["samples"])
+    if not 0 < mean < math.inf:
+        raise ValueError(f"a mean of {mean} tokens")
+    return mean, samples
+
+
 def _run(ctx: Context) -> GateResult:
-    key = json.dumps([ctx.facts.model, ctx.profile.name, ctx.facts.model_card], sort_keys=True)
-    path = ctx.cache_dir / f"length-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    record = records.of(ctx, "output-length-band", profile=ctx.profile.name, card=ctx.facts.model_card)
+    known = record.read(_parse)
     counts = [float(count) for count, _ in lengths(ctx)]
     mean = stats.mean(counts)
-    if path.exists():
-        known = float(json.loads(path.read_text())["mean"])
-        source = str(path)
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"mean": mean, "samples": len(counts)}))
-        known, source = mean, f"recorded now in {path}"
-    low, high = stats.bootstrap(counts)
-    details = {"mean_tokens": mean, "interval": [low, high], "known_mean": known, "known_from": source}
-    return judge(
-        ctx, "output-length-band", Measurement(abs(mean / known - 1), "relative", samples=len(counts)), details=details
-    )
+    low, high = stats.block_bootstrap([[count] for count in counts])
+    details = {"mean_tokens": mean, "interval": [low, high]}
+    if known is None:
+        if mean <= 0:
+            return judge(ctx, "output-length-band", Measurement(1.0, "relative", samples=len(counts)), details=details)
+        return record.first({"mean": mean, "samples": len(counts)}, **details)
+    mean_then, samples = known
+    relative = [None if end is None else end / mean_then - 1 for end in (low, high)]
+    measurement = Measurement(abs(mean / mean_then - 1), "relative", *stats.magnitude(*relative), len(counts))
+    details |= {"known_mean": mean_then, "known_samples": samples, "recorded": str(record.path)}
+    return judge(ctx, "output-length-band", measurement, details=details)
 
 
 GATE = Gate(

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from typing import Any
 
-from gates.core import server_facts, server_log
-from gates.core.errors import GateError
+from gates.core import records, server_facts, server_log
+from gates.core.errors import Failed, GateError
 from gates.core.gate import Context, Gate, Skip, judge
 from gates.core.result import GateResult, Measurement, Verdict
 
 COMPILES = ("vllm_gaudi:compiles_after_ready_total", "hpusim:compiles_after_ready_total")
 CACHE = "vllm:cache_config_info"
+SETTINGS = ("block_size", "cache_dtype", "gpu_memory_utilization", "num_gpu_blocks_override")  # what its size is set by
 
 
 def _state_hash(ctx: Context) -> str | None:
@@ -40,16 +41,20 @@ def _state(ctx: Context) -> GateResult:
         raise Skip(
             "the server does not tell a state hash (start it with VLLM_GAUDI_FRONTIER_STATE_HASH=1, give --server-log)"
         )
-    key = json.dumps([ctx.facts.model, ctx.facts.lock_hash])
-    path = ctx.cache_dir / f"state-{hashlib.sha256(key.encode()).hexdigest()[:16]}.txt"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(str(told))
-        return GateResult("loader-state", Verdict.PASS, details={"state_hash": told, "recorded": str(path)})
-    known = path.read_text().strip()
+    record = records.of(ctx, "loader-state", lock=ctx.facts.lock_hash)
+    known = record.read(_hash)
+    if known is None:
+        return record.first(told, state_hash=told)
     same = known == told
     reason = "" if same else f"loaded state {told} differs from the recorded {known}"
-    return GateResult("loader-state", Verdict.PASS if same else Verdict.FAIL, reason, details={"state_hash": told})
+    details = {"state_hash": told, "recorded": str(record.path)}
+    return GateResult("loader-state", Verdict.PASS if same else Verdict.FAIL, reason, details=details)
+
+
+def _hash(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is no hash")
+    return value
 
 
 def _compiles(ctx: Context) -> GateResult:
@@ -74,17 +79,25 @@ def _compiles(ctx: Context) -> GateResult:
 def _blocks(ctx: Context) -> GateResult:
     labels = server_facts.metric_labels(ctx.client, CACHE)
     raw = labels[0].get("num_gpu_blocks") if labels else None
-    if not raw or not raw.isdigit():
+    if not raw or not raw.isdecimal():
         raise Skip(f"the server reports no {CACHE}")
-    key = json.dumps([ctx.facts.model, ctx.facts.max_model_len, labels[0].get("block_size")])
-    path = ctx.cache_dir / f"blocks-{hashlib.sha256(key.encode()).hexdigest()[:16]}.txt"
     blocks = int(raw)
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(raw)
-    known = int(path.read_text())
-    details = {"blocks": blocks, "block_size": labels[0].get("block_size"), "known": known}
+    if not blocks:
+        raise Failed("the server has no KV blocks")
+    settings = {name: labels[0].get(name) for name in SETTINGS}
+    record = records.of(ctx, "kv-blocks", max_model_len=ctx.facts.max_model_len, **settings)
+    known = record.read(_count)
+    details = {"blocks": blocks, **settings}
+    if known is None:
+        return record.first(blocks, **details)
+    details |= {"known": known, "recorded": str(record.path)}
     return judge(ctx, "kv-blocks", Measurement(blocks / known, "ratio"), details=details)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is no number of blocks")
+    return value
 
 
 GATES = (

@@ -21,6 +21,6 @@ def good_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def healthy(good_server: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[gate.Context, dict[str, tuple]]:
-    """A context around the good server, and every gate's verdict on it (recorded values are in its cache)."""
-    ctx = matrix.context(good_server, Path(tmp_path_factory.mktemp("cache")))
-    return ctx, matrix.verdicts(ctx, gate.discover().values())
+    """A context around the good server, which its records know, and every gate's verdict on it."""
+    ctx = matrix.context(good_server, Path(tmp_path_factory.mktemp("records")))
+    return ctx, matrix.settled(ctx, gate.discover().values())

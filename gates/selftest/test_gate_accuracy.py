@@ -33,7 +33,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         )
         sizes = dataclasses.replace(profile.get("quick"), gate_deadline_s=deadline)
         client = Client("http://127.0.0.1:9", api_key="sk-1")
-        ctx = gate.Context(client, FACTS, sizes, thresholds.load(), cache_dir=tmp_path)
+        ctx = gate.Context(client, FACTS, sizes, thresholds.load(), records=tmp_path)
         return runner.run_one(accuracy.GATE, ctx)
 
     return judge

@@ -39,7 +39,7 @@ def test_every_gate_has_a_fault_that_is_no_broken_server() -> None:
 @pytest.mark.parametrize("name", faults.NAMES)
 def test_fault_turns_its_gates_red(name: str, healthy, good_server: str, tmp_path: Path) -> None:
     ctx, seen = healthy
-    shutil.copytree(ctx.cache_dir, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(ctx.records, tmp_path, dirs_exist_ok=True)
     passing = {k for k, v in seen.items() if v[0] is Verdict.PASS}
     own = {k for k, entry in GATES.items() if name in entry.faults and k in passing}
     assert own, f"no gate that runs here is meant to catch {name}"

@@ -238,9 +238,15 @@ def test_judge_needs_a_threshold_and_refuses_one_below_the_floor() -> None:
     ctx = _context()
     with pytest.raises(GateError, match="no threshold"):
         gate.judge(ctx, "no-such-gate", Measurement(1.0, "nats"))
-    with pytest.raises(GateError, match=r"below 1 x the measured floor 0\.5"):
+    with pytest.raises(GateError, match=r"below what the measured floor 0\.5 allows"):
         gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), noise_floor=0.5)
     assert gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), noise_floor=0.1).verdict is Verdict.PASS
+    wavering = gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), own_floor=0.9)
+    assert wavering.verdict is Verdict.FAIL
+    assert "the same request twice gives answers 0.9 nats apart" in wavering.reason
+    with pytest.raises(GateError, match=r"above what the measured floor 0\.96 allows"):
+        gate.judge(ctx, "top1-agreement", Measurement(0.99, "share"), noise_floor=0.96)
+    assert gate.judge(ctx, "top1-agreement", Measurement(0.99, "share"), noise_floor=0.98).verdict is Verdict.PASS
     assert gate.judge(ctx, "needles", Measurement(0.5, "share")).verdict is Verdict.FAIL
     tiny = dataclasses.replace(ctx, profile=profile.get("tiny"))
     assert gate.judge(ctx, "decode-vs-prefill", Measurement(0.02, "nats")).verdict is Verdict.PASS

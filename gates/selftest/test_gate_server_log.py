@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gates.controls import toy_server
-from gates.core import gate
+from gates.core import gate, records
 from gates.core.result import Verdict
 from gates.core.runner import run_one
 
@@ -27,12 +27,14 @@ def _hashes(*digits: str, ranks: int = 2) -> str:
 def _run(healthy, tmp_path: Path, name: str, text: str):
     log = tmp_path / "server.log"
     log.write_text(text)
-    return run_one(GATES[name], dataclasses.replace(healthy[0], server_log=log, cache_dir=tmp_path / "c"))
+    return run_one(GATES[name], dataclasses.replace(healthy[0], server_log=log, records=tmp_path / "c"))
 
 
 def test_loaded_state_is_recorded_and_compared(healthy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(toy_server.CARD, "state_hash")
     whole = START.format(False) + _hashes("a", "b") + READY
+    first = _run(healthy, tmp_path, "loader-state", whole)
+    assert (first.verdict, first.reason) == (Verdict.SKIP, records.NOTHING_YET)
     assert _run(healthy, tmp_path, "loader-state", whole).verdict is Verdict.PASS
     assert _run(healthy, tmp_path, "loader-state", _hashes("c", "d") + whole).verdict is Verdict.PASS
     other = _run(healthy, tmp_path, "loader-state", whole + START.format(False) + _hashes("a", "c") + READY)
