@@ -238,8 +238,8 @@ def test_judge_needs_a_threshold_and_refuses_one_below_the_floor() -> None:
     ctx = _context()
     with pytest.raises(GateError, match="no threshold"):
         gate.judge(ctx, "no-such-gate", Measurement(1.0, "nats"))
-    with pytest.raises(GateError, match=r"below what the measured floor 0\.5 allows"):
-        gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), noise_floor=0.5)
+    with pytest.raises(GateError, match=r"below what the measured floor 0\.7 allows"):
+        gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), noise_floor=0.7)
     assert gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), noise_floor=0.1).verdict is Verdict.PASS
     wavering = gate.judge(ctx, "cache-honesty", Measurement(0.1, "nats"), own_floor=0.9)
     assert wavering.verdict is Verdict.FAIL
@@ -257,6 +257,21 @@ def test_judge_needs_a_threshold_and_refuses_one_below_the_floor() -> None:
 def test_every_gate_with_a_limit_has_one_and_none_is_unused() -> None:
     limits = set(thresholds.load())
     assert limits <= set(gate.discover()), "a threshold of no gate"
+
+
+def test_every_limit_tells_its_floor_or_that_there_is_none() -> None:
+    told = thresholds.load()
+    assert [name for name, limit in told.items() if not limit.floor] == []
+    held = {name for name, limit in told.items() if limit.floor_factor}
+    assert {"perplexity", "top1-agreement", "kl-divergence", "decode-vs-prefill", "cache-honesty", "canary"} <= held
+
+
+def test_limits_on_the_cache_let_a_near_tie_pass_and_a_stale_block_not() -> None:
+    limit = thresholds.load()["cache-honesty"]
+    assert limit.holds(0.58), "the widest near-tie the port page saw on a good FP8 server"
+    assert not limit.holds(1.0)
+    assert limit.of("tiny").holds(0.014)
+    assert not limit.of("tiny").holds(0.25)
 
 
 @pytest.mark.parametrize(
