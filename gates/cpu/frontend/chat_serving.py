@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from parser_turns import parser_class, recorded, request_for
 from toy_tokenizer import ToyTokenizer
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
 BEAM = recorded("beam_parse")
@@ -38,7 +39,7 @@ def _serving():
     return serving
 
 
-def _outputs(text, reason, size, stopped=None):
+def _outputs(text, reason, size, stopped=None, scored=False):
     """The engine's outputs: deltas of `size` characters, or the whole text if size is None."""
     pieces = [text] if size is None else [text[at : at + size] for at in range(0, len(text), size)]
     for index, piece in enumerate(pieces):
@@ -46,9 +47,9 @@ def _outputs(text, reason, size, stopped=None):
         completion = CompletionOutput(
             index=0,
             text=piece,
-            token_ids=TOKENIZER.encode(piece),
+            token_ids=(ids := TOKENIZER.encode(piece)),
             cumulative_logprob=None,
-            logprobs=None,
+            logprobs=[{token: Logprob(-1.0)} for token in ids] if scored else None,
             finish_reason=reason if last else None,
             stop_reason=stopped if last else None,
         )
@@ -73,7 +74,13 @@ def stream(text, reason, stopped=None, **given):
 
     async def collect():
         generator = _serving().chat_completion_stream_generator(
-            request, _generate(_outputs(text, reason, 5, stopped)), "r", "m", [], TOKENIZER, SimpleNamespace()
+            request,
+            _generate(_outputs(text, reason, 5, stopped, bool(given.get("logprobs")))),
+            "r",
+            "m",
+            [],
+            TOKENIZER,
+            SimpleNamespace(),
         )
         return [line async for line in generator]
 
@@ -90,7 +97,7 @@ def full(text, reason, stopped=None, **given):
     response = asyncio.run(
         serving.chat_completion_full_generator(
             request,
-            _generate(_outputs(text, reason, None, stopped)),
+            _generate(_outputs(text, reason, None, stopped, bool(given.get("logprobs")))),
             "r",
             "m",
             [],

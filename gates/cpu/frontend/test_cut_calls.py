@@ -73,6 +73,21 @@ def test_small_token_limit_spent_on_reasoning():
     assert (plain.message.reasoning, plain.message.content, plain.finish_reason) == (joined, None, "length")
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_streamed_logprobs_are_those_of_the_whole_answer(shown):
+    """Tokens of delimiters and of values still held back bring theirs in a chunk that says nothing else."""
+    given = {"logprobs": True, "top_logprobs": 0, "include_reasoning": shown}
+    text = CALL + "ld\n</rfl:parameter>"
+    chunks = stream(text, "stop", **given)
+    streamed = [choice["logprobs"]["content"] for c in chunks for choice in c["choices"] if choice.get("logprobs")]
+    whole = full(text, "stop", **given).logprobs
+    if not shown:
+        assert (streamed, whole) == ([], None)
+        return
+    joined = "".join(entry["token"] for part in streamed for entry in part)
+    assert joined == "".join(entry.token for entry in whole.content) == text
+
+
 def test_deltas_on_the_wire_hold_only_what_they_say():
     """First delta of a call: index, id, type, name. Later ones: index and arguments."""
     chunks = stream(CALL + "ld\n</rfl:parameter>", "stop")

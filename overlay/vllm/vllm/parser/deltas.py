@@ -44,6 +44,11 @@ def content(text: str) -> DeltaMessage:
     return _message(text, None, [], {"content"})
 
 
+def nothing() -> DeltaMessage:
+    """A delta without a part, for a chunk that carries something else."""
+    return _message(None, None, [], set())
+
+
 def fragment(index: int, arguments: str) -> DeltaMessage:
     """A delta that only continues the arguments of one call. Most deltas of a call are such, so nothing is called."""
     function = _new(DeltaFunctionCall)

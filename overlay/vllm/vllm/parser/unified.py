@@ -156,7 +156,7 @@ class UnifiedParser(Parser):
                 return deltas.fragment(turn.index, text)
             self._other_deltas += 1
             if not text:
-                return None
+                return deltas.nothing() if self._scored else None
             if turn.part is REASONING:
                 return deltas.reasoning(text) if self._include_reasoning else None
             return deltas.content(text)
@@ -172,7 +172,8 @@ class UnifiedParser(Parser):
         if finished and self._mode.tools:
             record_deltas(request, calls=self._call_deltas, others=self._other_deltas)
         reasoning = "".join(piece.reasoning) if self._include_reasoning else ""
-        return deltas.message(reasoning, "".join(piece.content), calls)
+        message = deltas.message(reasoning, "".join(piece.content), calls)
+        return deltas.nothing() if message is None and self._scored else message
 
     def _begin_turn(self, request: Any, prompt_token_ids: list[int] | None) -> SteadyTurn:
         self._initialize_history_tool_call_cnt(request)
@@ -182,6 +183,8 @@ class UnifiedParser(Parser):
             self._use_prompt_of(request)
         self._mode = self.mode(request, self.enable_auto_tools, fragments=True)
         self._include_reasoning = request.include_reasoning
+        # A chunk carries the log-probabilities of its tokens, so there is one for tokens without text, too.
+        self._scored = self._include_reasoning and bool(getattr(request, "logprobs", None))
         self._call_deltas = self._other_deltas = 0
         self._turn = self.new_turn(self._prompt, self._properties, self._mode)
         return self._turn
