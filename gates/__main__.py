@@ -15,6 +15,7 @@ from typing import Any
 
 from gates.core.errors import GateError
 from gates.core.profile import PROFILES
+from gates.core.result import plain
 from gates.core.runner import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 
 # What people paste with their server's command line and nobody should read.
@@ -162,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
         print(compare.table(args.before, args.after))
         return 0
     except GateError as error:
-        _say(f"error: {error}")
+        _say(f"error: {plain(str(error), getattr(args, 'api_key', '').strip())}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         _say("interrupted: the same command goes on where it was")

@@ -12,6 +12,7 @@ from gates.core import gate, ledger
 from gates.core.ledger import Run
 from gates.core.result import GateResult, Verdict, plain
 
+_RUNG = re.compile(r"[0-9]{1,9}")
 _OF = re.compile(r"(\d{1,15})/(\d{1,15})")
 WORDS = {Verdict.PASS: "pass", Verdict.FAIL: "FAIL", Verdict.SKIP: "skipped", Verdict.ERROR: "ERROR"}
 
@@ -126,7 +127,7 @@ def series(result: GateResult) -> Series | None:
     cells = result.details.get("rungs")
     if not isinstance(cells, dict) or result.measurement is None:
         return None
-    points = [(int(k), _share(v), v) for k, v in cells.items() if k.isdecimal()]
+    points = [(int(k), _share(v), v) for k, v in cells.items() if _RUNG.fullmatch(k)]
     points = sorted((p for p in points if p[1] is not None), key=lambda p: p[0])
     if not points:
         return None

@@ -404,10 +404,17 @@ def test_a_password_in_the_address_is_sent_and_not_recorded() -> None:
 def test_a_key_that_the_server_echoes_is_hidden() -> None:
     ctx = _context()
     ctx.client.api_key = "sk-geheim"
-    result = runner.run_one(
-        _gate(lambda c: GateResult("g", Verdict.FAIL, "bad sk-geheim", details={"a": ["sk-geheim"]})), ctx
-    )
+    said = GateResult("g", Verdict.FAIL, "bad sk-geheim", details={"a": ["sk-geheim"]})
+    result = runner.run_one(_gate(lambda c: said), ctx)
     assert "geheim" not in str(result)
+    ctx.client.api_key = "a"
+    assert "bad sk-geheim" in runner.run_one(_gate(lambda c: said), ctx).reason, "no key worth hiding"
+
+
+def test_a_key_that_is_echoed_before_any_gate_is_hidden(capsys: pytest.CaptureFixture) -> None:
+    address = _server(_raw(b'{"error": "Incorrect API key provided: sk-geheim"}', status=401))
+    assert cli.main(["run", "--base-url", address, "--api-key", "sk-geheim"]) == runner.EXIT_USAGE
+    assert "geheim" not in capsys.readouterr().err
 
 
 def test_one_of_several_models_is_chosen(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def test_grammars_that_end_are_served(grammar):
     ("fields", "parameter"),
     [
         ({"min_tokens": 1}, "min_tokens"),
+        ({"allowed_token_ids": [65, 66]}, "allowed_token_ids"),
+        ({"bad_words": ["<|"]}, "bad_words"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"structured_outputs": {"regex": "(?=a)b"}}, "thinking_token_budget"),
         (
@@ -84,3 +86,25 @@ def test_messages_name_the_parser():
     request = request_of({"tool_choice": "required"}, [{"type": "function", "function": {"name": "f"}}])
     with pytest.raises(VLLMValidationError, match="muse cannot guarantee required"):
         constrain_request(request, MUSE, prompt=MUSE_PROMPT, serving=Serving(tool_parser=False))
+
+
+@pytest.mark.parametrize("fields", [{"allowed_token_ids": [65, 66]}, {"bad_words": ["<|start|>"]}])
+def test_masks_that_may_leave_no_token_are_served_without_a_grammar(fields):
+    """Or refused, where the turn needs one; other words do not touch it."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for turn in (BEAM, MUSE):
+        assert tag_of(constrain(fields, turn=turn)) is None
+        assert refused({**fields, "response_format": {"type": "json_object"}}, turn=turn).parameter == next(
+            iter(fields)
+        )
+        assert refused({**fields, "tool_choice": "required"}, tools, turn=turn).parameter == next(iter(fields))
+        assert tag_of(constrain({"bad_words": ["secret"]}, turn=turn))
+
+
+def test_a_prompt_without_the_assistants_beginning_holds_nothing():
+    prompt = BEAM_PROMPT.removesuffix("<|start|>assistant")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert refused({"tool_choice": "required"}, tools, prompt=prompt).parameter == "tool_choice"
+    error = refused({"response_format": {"type": "json_object"}}, prompt=prompt)
+    assert error.parameter == "add_generation_prompt"
+    constrain({}, prompt=prompt)

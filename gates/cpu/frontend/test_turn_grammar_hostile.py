@@ -91,6 +91,34 @@ def test_exploding_schemas_are_refused(schema):
     )
 
 
+LONG = "v" * (limits.MAX_TEXT + 1)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [LONG]},
+        {"const": LONG},
+        {"type": "string", "pattern": LONG},
+        {"type": "object", "properties": {LONG: {"type": "integer"}}},
+        {"enum": [LONG[:-1] + str(number) for number in range(9)]},
+        {"enum": ["v" * 8000 + str(number) for number in range(17)]},
+    ],
+)
+def test_long_texts_are_refused(schema):
+    """Compiling takes the square of their length."""
+    refused({}, [tool({"type": "object", "properties": {"a": schema}})], "tools")
+    body = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    refused({"response_format": body}, None, "response_format")
+    if "enum" in schema:
+        refused({"structured_outputs": {"choice": schema["enum"]}}, None, "structured_outputs")
+
+
+def test_long_descriptions_are_served():
+    """Control: what no grammar spells out has no such bound."""
+    assert tag_of(constrain({}, [tool({"type": "object", "description": LONG * 4, "properties": {}})]))
+
+
 def test_the_same_schemas_within_bounds_are_served():
     """Control: the bounds are not what makes these fail."""
     tag = tag_of(

@@ -23,6 +23,8 @@ from vllm.tool_parsers.utils import flat_namespace_tool_name
 
 logger = init_logger(__name__)
 
+NO_ANCHOR = "the prompt does not begin the assistant's message; leave `add_generation_prompt` true"
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -96,13 +98,15 @@ def constrain_request(
         if any(tool.strict for tool in tools):
             logger.warning("Strict tools are not enforced beside %s.", error)
         return request
+    if body is not None and state == "no_anchor":
+        raise VLLMValidationError(f"a structured output cannot be held: {NO_ANCHOR}", parameter="add_generation_prompt")
     needed = choice.forced or body is not None or _has_budget(request)
     lead = _lead(turn, state, request, serving, chat_template_kwargs, choice)
     if lead is None or not (needed or always_constrained(turn)) or (state == "open_answer" and body is not None):
         if lead is None:
             _refuse_budget(request, "a prompt that ends inside a call or inside thinking")
         return request
-    if not _combines(request, needed):
+    if not _combines(request, turn, needed):
         return request
     rules = TurnRules(
         thinking=lead[0],
@@ -213,6 +217,8 @@ def _obstacle(turn: TurnFormat, tools: list[Tool], serving: Serving, state: Prom
         return "it has no function tools; send some in `tools`"
     if turn.call is None:
         return "the model's response template has no tool calls; use tool_choice='none'"
+    if state == "no_anchor":
+        return NO_ANCHOR
     if state in ("open_answer", "inside"):
         return "the prompt already opened an answer or a call; use tool_choice='auto'"
     return None
@@ -256,11 +262,14 @@ def _lead(
     return None if state == "inside" else (optional, False)
 
 
-def _combines(request: Any, needed: bool) -> bool:
+def _combines(request: Any, turn: TurnFormat, needed: bool) -> bool:
     """Whether the request's other parameters go with a grammar; 400 where one is needed."""
     for name, clash in (
         ("use_beam_search", getattr(request, "use_beam_search", False)),
         ("min_tokens", (getattr(request, "min_tokens", 0) or 0) > 0),
+        # Together with the grammar these may leave no token at all, which ends the request in an error.
+        ("allowed_token_ids", bool(getattr(request, "allowed_token_ids", None))),
+        ("bad_words", _forbids_a_marker(request, turn)),
     ):
         if clash and needed:
             raise VLLMValidationError(
@@ -271,6 +280,13 @@ def _combines(request: Any, needed: bool) -> bool:
             logger.warning_once("No turn grammar for a request with %s.", name)
             return False
     return True
+
+
+def _forbids_a_marker(request: Any, turn: TurnFormat) -> bool:
+    regions = [region for region in (turn.thinking, turn.answer, *turn.preambles) if region is not None]
+    markers = [marker for openers, closers in regions for marker in (*openers, *closers)]
+    words = (word.strip() for word in getattr(request, "bad_words", None) or () if isinstance(word, str))
+    return any(word and any(word in marker for marker in markers) for word in words)
 
 
 def _apply(request: Any, text: str, *, from_start: bool) -> Any:
