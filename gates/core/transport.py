@@ -20,8 +20,6 @@ import httpx
 
 PIECE = 1 << 16  # bytes a write hands over at a time, so that a reader which stalls is noticed
 
-IDLE_S = 2.0  # an idle connection is used again; uvicorn closes it after 5 s, which must not happen in that moment
-
 _here = threading.local()
 
 
@@ -99,8 +97,8 @@ def _authorities() -> ssl.SSLContext:
 class DeadlineTransport(httpx.HTTPTransport):
     """A transport without proxies and without a limit of connections, which its callers bound.
 
-    A pool that closes idle connections would close them under other threads' feet. SSL_CERT_FILE and SSL_CERT_DIR name
-    another authority, as usual.
+    Every request has a connection of its own: a server may close an idle one in the moment it is used again, and that
+    must not look like a dead server. SSL_CERT_FILE and SSL_CERT_DIR name another authority, as usual.
     """
 
     def __init__(self) -> None:
@@ -108,7 +106,6 @@ class DeadlineTransport(httpx.HTTPTransport):
         self._pool = httpcore.ConnectionPool(
             ssl_context=_authorities(),
             max_connections=None,
-            max_keepalive_connections=None,
-            keepalive_expiry=IDLE_S,
+            max_keepalive_connections=0,
             network_backend=_Backend(),
         )
