@@ -28,11 +28,13 @@ ALSO_RED: dict[str, dict[str, str]] = {
         "api-sampling": "a stop string's text is doubled too",
     },
     "marker-in-content": {
+        "api-logprobs": "the rows spell the answer without the marker",
         "api-openai-client": "likewise for its schema",
         "api-structured": "a marker after a JSON answer makes it no JSON",
         "api-tool-choice": "two of its checks forbid markup in content",
     },
     "early-stop": {
+        "endless-thinking": "nothing is said after the reasoning",
         "api-openai-client": "the plain answer no longer equals the stream",
         "api-logprobs": "usage no longer agrees with the rows",
         "api-stream": "the plain answer no longer equals the stream",

@@ -47,7 +47,7 @@ def scaled_logprobs(path: str, body: Body, answer: Body) -> Body:
 
 
 def miscounted(usage: Body | None) -> None:
-    if usage:
+    if usage and "prompt_tokens" in usage:
         usage["prompt_tokens"] += 1
         usage["total_tokens"] += 1
 

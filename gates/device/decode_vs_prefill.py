@@ -67,7 +67,7 @@ def _run(ctx: Context) -> GateResult:
 GATE = Gate(
     "decode-vs-prefill",
     "quality",
-    "mean |log-prob difference| between decoding a token and reading it back, worst rung",
+    "mean absolute log-prob difference between decoding a token and reading it back, worst rung",
     _run,
     ("shifted-logits", "duplicated-token", "window-off-by-one"),
 )

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 
 from gates.core import prompts, stats
+from gates.core.errors import Failed
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
 
@@ -57,8 +58,7 @@ def _endless(ctx: Context) -> GateResult:
             temperature=0.7,
             seed=ctx.seed(index),
         )
-        choice = answer["choices"][0]
-        return choice["finish_reason"] == "length" and not choice["message"].get("content")
+        return not answer["choices"][0]["message"].get("content")  # cut off, or ended without a word
 
     stuck = ctx.client.map(one, range(ctx.profile.samples))
     low, high = stats.wilson(sum(stuck), len(stuck))
@@ -82,7 +82,10 @@ def _repetition(ctx: Context) -> GateResult:
         answer = ctx.client.complete(
             text, max_tokens=ctx.profile.greedy_tokens, temperature=0.7, seed=ctx.seed(), ignore_eos=True
         )
-        table[str(rung)] = repeated_share(ctx.client.tokenize(str(answer["choices"][0]["text"])))
+        tokens = ctx.client.tokenize(str(answer["choices"][0]["text"]))
+        if len(tokens) < ctx.profile.greedy_tokens // 4:
+            raise Failed(f"{len(tokens)} tokens where {ctx.profile.greedy_tokens} were asked for, its end ignored")
+        table[str(rung)] = repeated_share(tokens)
     return judge(
         ctx, "repetition", Measurement(max(table.values()), "share", samples=len(rungs)), details={"rungs": table}
     )
@@ -93,7 +96,7 @@ GATES = (
     Gate(
         "endless-thinking",
         "robustness",
-        "share of chat answers that never leave the reasoning",
+        "share of chat answers that never leave the reasoning, or say nothing after it",
         _endless,
         ("endless-thinking",),
     ),

@@ -157,3 +157,9 @@ def test_a_server_that_dies_under_stress_is_at_fault(good_server: str, tmp_path:
     assert result.verdict is Verdict.FAIL
     assert result.details["checks"]["disconnects"] == ""
     assert result.details["checks"]["alive after oversize"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["endless-thinking", "repetition"])
+def test_empty_answers_are_no_pass(good_server: str, tmp_path: Path, name: str) -> None:
+    assert _against(good_server, tmp_path, name, lambda asked: "").verdict is Verdict.FAIL
