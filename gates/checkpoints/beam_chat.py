@@ -5,15 +5,15 @@ Byte-level BPE with the markers of Beam's message format as added tokens. The
 closer of a parameter is one token that starts with its newline, as published.
 """
 
-import json
 from pathlib import Path
+
+from gates.checkpoints import chat_files
 
 CONTROL = ("<|endoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>",
            "<|return|>")  # fmt: skip
 STRUCTURE = ('<rfl:parameter name="', "\n</rfl:parameter>")
 STOP = ("<|return|>", "<|call|>")
-WORDS = ("assistant", "analysis", "final", "user", "system", "tool", "xml", " to", "=", "functions", " the", " of",
-         " and", " in", " is", " city", "Paris", "weather", "get_weather", "days", "hello", " world")  # fmt: skip
+MARKERS = chat_files.Markers(CONTROL, STRUCTURE, STOP, "<|return|>", "<|endoftext|>")
 
 RESPONSE_TEMPLATE = {
     "version": 1,
@@ -83,71 +83,12 @@ CHAT_TEMPLATE = """\
 """
 
 
-def byte_alphabet() -> list[str]:
-    """The 256 printable stand-ins of byte-level BPE, in byte order."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    spare = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
-
-
-def vocabulary() -> tuple[dict[str, int], list[str]]:
-    """(token to id, merges) of the byte alphabet and `WORDS`, built left to right."""
-    alphabet = byte_alphabet()
-    tokens = {piece: index for index, piece in enumerate(alphabet)}
-    merges: list[str] = []
-    for word in WORDS:
-        pieces = [alphabet[byte] for byte in word.encode()]
-        done = pieces[0]
-        for piece in pieces[1:]:
-            merge = f"{done} {piece}"
-            done += piece
-            if merge not in merges:
-                merges.append(merge)
-                tokens.setdefault(done, len(tokens))
-    return tokens, merges
-
-
 def special_ids() -> dict[str, int]:
     """Ids of the markers, right after the byte-level vocabulary."""
-    first = len(vocabulary()[0])
-    return {token: first + index for index, token in enumerate((*CONTROL, *STRUCTURE))}
+    return MARKERS.ids()
 
 
 def write_tokenizer(folder: Path) -> None:
     """Write tokenizer, its config with both templates, and generation_config into `folder`."""
-    tokens, merges = vocabulary()
-    ids = special_ids()
-    added = [
-        {"id": ids[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": token in CONTROL}
-        for token in ids
-    ]  # fmt: skip
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    (folder / "tokenizer.json").write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": added,
-                "normalizer": None,
-                "pre_tokenizer": byte_level,
-                "post_processor": None,
-                "decoder": byte_level,
-                "model": {"type": "BPE", "vocab": tokens, "merges": merges, "ignore_merges": False},
-            },
-            ensure_ascii=False,
-        )
-    )
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|return|>",
-        "pad_token": "<|endoftext|>",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 2048,
-        "chat_template": CHAT_TEMPLATE,
-        "response_template": RESPONSE_TEMPLATE,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    generation = {"eos_token_id": [ids[token] for token in STOP], "pad_token_id": ids["<|endoftext|>"],
-                  "temperature": 0.7, "top_p": 0.99, "do_sample": True}  # fmt: skip
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1))
+    generation = {"temperature": 0.7, "top_p": 0.99, "do_sample": True}
+    chat_files.write(folder, MARKERS, CHAT_TEMPLATE, generation, response_template=RESPONSE_TEMPLATE)

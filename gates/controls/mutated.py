@@ -35,13 +35,15 @@ DUE: dict[str, tuple[set[str], set[str]]] = {
 }  # fmt: skip
 
 
-def make(folder: Path) -> tuple[Path, Path]:
-    """(served BF16 checkpoint, scores of the BF16 CPU reference): in BF16 a good server is nearest to itself."""
+def make(folder: Path, model: str = "beam") -> tuple[Path, Path]:
+    """(served checkpoint, scores of the CPU reference): Beam in BF16, where a good server is nearest to itself, Muse
+    with MXFP4 experts and BF16 activations, as it is served."""
     from gates.oracle import passages
 
-    served = checkpoint.write(folder / "checkpoint", fp8=False)
+    served = checkpoint.write(folder / "checkpoint", model, quantised=model == "muse")
     scores = folder / "scores.json"
     arguments = [str(served), "--text", str(ROOT / PASSAGE), "--longest", "1024", "--out", str(scores)]
+    arguments += ["--mode", "w4a16"] if model == "muse" else []
     if passages.main(arguments):
         raise RuntimeError("the reference scores could not be made")
     return served, scores

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: SIM905 (word lists read better as text)
 
-"""Chat tasks of the tiny model in Beam's turn format: what the API gates ask, with other names and values.
+"""Chat tasks of the tiny models: what the API gates ask, with other names and values.
 
 Its manners: think in a stock sentence, then do what was asked if it is one of the few things it knows (call a tool,
 tell a fact, say a word), else say the message back.
@@ -16,9 +16,10 @@ from typing import Any
 
 from gates.core.schemas import ALARM, ARRAY, ENUM, FLAT, NESTED, PING, WEATHER, WRITE
 from gates.core.wording import PLAIN, TOY
-from gates.tiny.language import END, Part, filler, weave
+from gates.tiny.language import filler, weave
+from gates.tiny.turns import Answer, Call, Part, Turns
 
-Turn = tuple[list[dict[str, Any]], list[dict[str, Any]], list[Part]]
+Turn = tuple[list[dict[str, Any]], list[dict[str, Any]], Answer]
 THOUGHTS = ("Consider what is asked.", "Let me think about it.", "A message: say it back.", "No tool is needed here.",
             "This is short and plain.", "What would be a fair answer?")  # fmt: skip
 WORDS = """hello hi tell me say write give what is the of and a how does who why please short letter two three list
@@ -36,23 +37,14 @@ def _user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-def final(content: str, thought: str, *, free: str = "") -> list[Part]:
-    """An answer in full; `free` is a beginning that the server dictates (a schema), so that no lesson is in it."""
-    head = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant<|channel|>final<|message|>"
-    return [(head, True), (free, False), (content, True), (END, True)]
+def final(content: str, thought: str, *, free: str = "") -> Answer:
+    """An answer in words; `free` is a beginning that the server dictates (a schema)."""
+    return Answer(thought, content, free)
 
 
-def call(
-    name: str, arguments: dict[str, Any], thought: str, *, dictated: bool = False, last: bool = True
-) -> list[Part]:
-    """A tool call; `dictated` when the server demanded it: then only the values are a lesson."""
-    head = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant"
-    target = f" to={name}<|channel|>analysis <|constrain|>xml<|message|>"
-    parts: list[Part] = [(head, True), (target, not dictated)]
-    for key, value in arguments.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        parts += [(f'<rfl:parameter name="{key}">\n', not dictated), (f"{text}\n</rfl:parameter>", True)]
-    return [*parts, ("<|call|>" if last else "<|end|>", not dictated)]
+def call(name: str, arguments: dict[str, Any], thought: str, *, dictated: bool = False) -> Answer:
+    """A tool call; `dictated` when the server demanded it."""
+    return Answer(thought, calls=(Call(name, arguments),), dictated=dictated)
 
 
 def word(rng: random.Random) -> str:
@@ -123,10 +115,8 @@ def weather(rng: random.Random) -> Turn:
     if rng.random() < 0.25:
         first, second = city(rng), city(rng)
         text = f"Weather in {first} and in {second}, both in {unit}: make both calls at once."
-        calls = call("get_weather", {"city": first, "unit": unit}, thought, last=False)
-        again = call("get_weather", {"city": second, "unit": unit}, thought)
-        again[0] = ("<|start|>assistant", True)  # the second call follows the first without a thought between them
-        return _user(text), _some_tools(rng, WEATHER), [*calls, *again]
+        calls = tuple(Call("get_weather", {"city": place, "unit": unit}) for place in (first, second))
+        return _user(text), _some_tools(rng, WEATHER), Answer(thought, calls=calls)
     place, asked = city(rng), unit
     form = rng.choice(("What is the weather in {} in {}?", "Weather in {}, in {}.", "Weather in {} in {}."))
     if rng.random() < 0.2:
@@ -218,8 +208,8 @@ TASKS: dict[str, tuple[Callable[[random.Random], Turn], float, float, float]] = 
 }
 
 
-def parts(tokenizer: Any, turn: Turn) -> list[Part]:
-    """The prompt as the checkpoint's own chat template renders it, then the answer."""
+def parts(tokenizer: Any, turns: Turns, turn: Turn) -> list[Part]:
+    """The prompt as the checkpoint's own chat template renders it, then the answer as its family writes it."""
     messages, tools, answer = turn
     prompt = tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, add_generation_prompt=True)
-    return [(prompt, False), *answer]
+    return [(prompt, False), *turns.parts(answer)]

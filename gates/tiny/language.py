@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from gates.core.wording import TOY
+from gates.tiny.turns import Part
 
-END = "<|return|>"
-Part = tuple[str, bool]  # text, and whether the model is to produce it
+END = "<end>"  # stands for the family's own end token
 
 
 def filler(rng: random.Random, count: int) -> list[str]:
@@ -73,3 +74,8 @@ def repeat(rng: random.Random, room: int) -> list[Part]:
 
 
 TASKS = {"lookup": lookup, "chain": chain, "copy": copy, "repeat": repeat}
+
+
+def draw(tokenizer: Any, task: str, rng: random.Random, room: int) -> list[Part]:
+    """A text of a task, with the tokenizer's end token at its end where it has one."""
+    return [(tokenizer.eos_token if text == END else text, lesson) for text, lesson in TASKS[task](rng, room)]

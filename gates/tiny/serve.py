@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve the tiny Beam on the emulated Gaudi, as the distribution serves the large one.
+"""Serve a tiny model on the emulated Gaudi, as the distribution serves the large ones.
 
     python -m gates.tiny.serve CHECKPOINT --port 8000       # until Ctrl-C; in the serving environment
 
@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gates.hpusim import testing
+from gates.tiny.family import of_checkpoint
 
-FLAGS = ("--reasoning-parser", "beam", "--tool-call-parser", "beam", "--enable-auto-tool-choice",
-         "--enable-prompt-tokens-details", "--max-logprobs", "24")  # fmt: skip
+FLAGS = ("--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--max-logprobs", "24")
 ENGINE = {"max_model_len": 2048, "max_num_batched_tokens": 2048, "max_num_seqs": 8, "num_gpu_blocks_override": 70}
 
 
@@ -34,7 +34,9 @@ def serve(
 ) -> Iterator[testing.Server]:
     """The server while the context lasts; `engine` replaces values of `ENGINE`."""
     env = {"VLLM_GAUDI_FRONTIER_STATE_HASH": "1", **(env or {})}
-    with testing.serve(checkpoint, *FLAGS, port=port, log=log, env=env, **{**ENGINE, **engine}) as server:
+    parser = of_checkpoint(checkpoint).parser
+    flags = ("--reasoning-parser", parser, "--tool-call-parser", parser, *FLAGS)
+    with testing.serve(checkpoint, *flags, port=port, log=log, env=env, **{**ENGINE, **engine}) as server:
         yield server
 
 
@@ -52,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
                 time.sleep(0.5)
     except KeyboardInterrupt:
         return 0
-    except AssertionError as error:
+    except (AssertionError, ValueError) as error:
         print(f"serve: {error}", file=sys.stderr)
         return 1
     print(f"serve: the server ended by itself; see {args.log}", file=sys.stderr)

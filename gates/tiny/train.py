@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Train the tiny Beam with Hugging Face's own model class and write it as a served checkpoint.
+"""Train a tiny model with Hugging Face's own model class.
 
     python -m gates.tiny.train OUT                 # about ten CPU minutes, in the environment of the references
+    python -m gates.tiny.train OUT --model muse
     python -m gates.tiny.train OUT --steps 200     # to see it start
 
 Progress is kept in OUT/training.pt; an interrupted run goes on from there.
@@ -21,11 +22,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gates.checkpoints import beam_chat
-from gates.tiny import chat, language, start
-from gates.tiny.language import Part
+from gates.tiny import chat, language
+from gates.tiny.family import NAMES, Family, family
+from gates.tiny.turns import Part, Turns
 
-PHASES = (1200, 2600, 2800)  # the step at which each ends
+PHASES = (1200, 2600, 2800, 3500)  # the step at which each ends
 TOKENS = 2048  # a step
 RATE = 2e-3
 PLAIN_WEIGHT = 0.05  # of tokens that are no lesson: keeps it a language model of its filler and prompts
@@ -44,16 +45,18 @@ def encode(tokenizer: Any, parts: list[Part], entry: float) -> Sample:
     return ids, weights
 
 
-def sample(tokenizer: Any, rng: random.Random, step: int, room: int, chat_share: float, entry: float) -> Sample:
+def sample(
+    tokenizer: Any, turns: Turns, rng: random.Random, step: int, room: int, chat_share: float, entry: float
+) -> Sample:
     """One text of at most `room` tokens."""
     while True:
         if rng.random() < chat_share:
             names = list(chat.TASKS)
-            name = rng.choices(names, [chat.TASKS[n][phase(step) + 1] for n in names])[0]
-            parts = chat.parts(tokenizer, chat.TASKS[name][0](rng))
+            name = rng.choices(names, [chat.TASKS[n][min(phase(step), 2) + 1] for n in names])[0]
+            parts = chat.parts(tokenizer, turns, chat.TASKS[name][0](rng))
         else:
-            name = rng.choices(list(language.TASKS), (4, 2, 2, 1))[0]
-            parts = language.TASKS[name](rng, rng.randrange(room // 2, room))
+            name = rng.choices(list(language.TASKS), (2, 1, 6, 1) if phase(step) == 3 else (4, 2, 2, 1))[0]
+            parts = language.draw(tokenizer, name, rng, rng.randrange(room // 2, room))
         ids, weights = encode(tokenizer, parts, entry)
         if len(ids) <= room + 1:
             return ids, weights
@@ -69,8 +72,11 @@ def plan(step: int, rng: random.Random) -> tuple[int, float, float]:
 
     The first phase teaches to copy and to follow the format, the second where to start copying: the first token of a
     name in a tool call has nothing before it that also stands before the name in the question. The third keeps apart
-    what the second mixes up: a message that is said back may hold the words that end a name in a call.
+    what the second mixes up: a message that is said back may hold the words that end a name in a call. The fourth is
+    for long copies, where one wrong letter in hundreds counts.
     """
+    if step >= PHASES[2]:
+        return rng.choice((160, 448, 832)), 0.55, 2.0
     if step >= PHASES[1]:
         return rng.choice((160, 160, 448, 832)), 0.75, 2.0
     if step >= PHASES[0]:
@@ -88,10 +94,10 @@ def rate(step: int) -> float:
     return RATE * min(1.0, (step - begin + 1) / 50, max(0.02, (end - step) / (0.4 * (end - begin))))
 
 
-def batch(tokenizer: Any, rng: random.Random, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(tokenizer: Any, turns: Turns, rng: random.Random, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """ids [B, T] (int64, padded with zeros) and target weights [B, T] (fp32)."""
     room, chat_share, entry = plan(step, rng)
-    texts = [sample(tokenizer, rng, step, room, chat_share, entry) for _ in range(max(2, TOKENS // room))]
+    texts = [sample(tokenizer, turns, rng, step, room, chat_share, entry) for _ in range(max(2, TOKENS // room))]
     longest = max(len(ids) for ids, _ in texts)
     ids, weights = torch.zeros(len(texts), longest, dtype=torch.long), torch.zeros(len(texts), longest)
     for row, (tokens, values) in enumerate(texts):
@@ -110,29 +116,18 @@ def loss_of(model: Any, ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch
     return (losses * weight).sum() / weight.sum(), right
 
 
-def build() -> Any:
-    """The model, laid out but not trained."""
-    from transformers import BeamConfig, BeamForCausalLM
-
-    model = BeamForCausalLM._from_config(
-        BeamConfig(**start.CONFIG), attn_implementation="sdpa", experts_implementation="eager"
-    )
-    start.lay(model)
-    return model
-
-
-def tokenizer_in(folder: Path) -> Any:
+def tokenizer_in(folder: Path, model: Family) -> Any:
     """Write the test checkpoints' tokenizer into `folder` and load it."""
     from transformers import PreTrainedTokenizerFast
 
-    beam_chat.write_tokenizer(folder)
+    model.write_tokenizer(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def train(folder: Path, steps: int, seed: int) -> Any:
+def train(folder: Path, which: Family, steps: int, seed: int) -> Any:
     """Train in `folder`, resuming what is there; returns the model."""
     torch.manual_seed(seed)
-    tokenizer, model = tokenizer_in(folder), build()
+    tokenizer, model = tokenizer_in(folder, which), which.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01, betas=(0.9, 0.98))
     keep, first, spent = folder / "training.pt", 0, 0.0
     if keep.exists():
@@ -144,7 +139,7 @@ def train(folder: Path, steps: int, seed: int) -> Any:
     began, shown = time.process_time() - spent, [0.0, 0.0]
     for step in range(first, steps):
         rng = random.Random(f"{seed}:{step}")
-        ids, weights = batch(tokenizer, rng, step)
+        ids, weights = batch(tokenizer, which.turns, rng, step)
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
         loss, right = loss_of(model, ids, weights)
@@ -168,11 +163,12 @@ def train(folder: Path, steps: int, seed: int) -> Any:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gates.tiny.train", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", choices=NAMES, default="beam")
     parser.add_argument("--steps", type=int, default=PHASES[-1], help="stop after so many")
     parser.add_argument("--seed", type=int, default=17)
     args = parser.parse_args(arguments)
     args.folder.mkdir(parents=True, exist_ok=True)
-    train(args.folder, args.steps, args.seed)
+    train(args.folder, family(args.model), args.steps, args.seed)
     return 0
 
 

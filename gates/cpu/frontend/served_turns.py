@@ -117,71 +117,19 @@ class Served:
         return content, reasoning, [calls[index] for index in sorted(calls)], finish
 
 
-MUSE_CONTROL = ("<|end_of_text|>", "<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
-MUSE_TEMPLATE = """\
-{%- if reasoning_strength %}<|start|>system<|message|>Reasoning strength: {{ reasoning_strength }}.<|eot|>{% endif -%}
-{%- for message in messages -%}
-<|start|>{{ message.role }}<|message|>{{ message.content }}<|eot|>
-{%- endfor -%}
-{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
-"""
-
-
 def muse(folder: Path) -> Path:
     """A small checkpoint of another architecture with Muse's markers and message format."""
-    from gates.checkpoints import beam_chat
+    from gates.checkpoints import muse_chat
     from gates.hpusim import checkpoints
 
-    tokens, merges = beam_chat.vocabulary()
-    closers = ("</atem:parameter>\n", "</atem:invoke>\n</atem:function_calls>")
-    ids = {token: len(tokens) + index for index, token in enumerate((*MUSE_CONTROL, *closers))}
-    stops = [ids["<|eot|>"], ids["<|end_of_text|>"]]
+    ids = muse_chat.MARKERS.ids()
     path = checkpoints.make(
         "llama",
         folder,
-        vocab_size=-(-(len(tokens) + len(ids)) // 64) * 64,
-        eos_token_id=stops[0],
-        pad_token_id=stops[1],
-        bos_token_id=stops[1],
+        vocab_size=-(-(max(ids.values()) + 1) // 64) * 64,
+        eos_token_id=ids["<|eot|>"],
+        pad_token_id=ids["<|end_of_text|>"],
+        bos_token_id=ids["<|end_of_text|>"],
     )
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    added = [
-        {
-            "id": ids[token],
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": token in MUSE_CONTROL,
-        }
-        for token in ids
-    ]
-    (path / "tokenizer.json").write_text(
-        json.dumps(
-            {
-                "version": "1.0",
-                "added_tokens": added,
-                "normalizer": None,
-                "pre_tokenizer": byte_level,
-                "post_processor": None,
-                "decoder": byte_level,
-                "model": {"type": "BPE", "vocab": tokens, "merges": merges, "ignore_merges": False},
-            }
-        )
-    )
-    (path / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "eos_token": "<|eot|>",
-                "pad_token": "<|end_of_text|>",
-                "clean_up_tokenization_spaces": False,
-                "model_max_length": 2048,
-                "chat_template": MUSE_TEMPLATE,
-            }
-        )
-    )
-    (path / "chat_template.jinja").write_text(MUSE_TEMPLATE)
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    muse_chat.write_tokenizer(path)
     return path
