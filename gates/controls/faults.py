@@ -294,6 +294,15 @@ def make(name: str) -> Fault:
         ),
         Fault("lax-validation", "values out of range are accepted", request=server_faults.lax),
         Fault("lost-item", "the Responses API leaves the reasoning out", reply=server_faults.lost_item),
+        Fault("neighbour-logprobs", "a token is told its neighbour's score", reply=server_faults.neighbour_logprobs),
+        Fault("dropped-system", "the system message is lost", request=server_faults.dropped_system),
+        Fault("dropped-history", "earlier turns are lost", request=server_faults.dropped_history),
+        Fault(
+            "ignored-filters",
+            "top_k, top_p and min_p are ignored",
+            request=server_faults.without("top_k", "min_p", "top_p"),
+        ),
+        Fault("ignored-presence", "the presence penalty is ignored", request=server_faults.without("presence_penalty")),
         Fault("html-server", "a gateway answers in HTML", raw=_html, transport=True),
     ]
     return {fault.name: fault for fault in faults}[name]
@@ -304,5 +313,6 @@ NAMES = (
     "swapped-answers", "stale-prefix",
     "marker-in-content", "early-stop", "half-stream", "dropped-argument", "late-arguments", "unconstrained-json",
     "endless-thinking", "repeating", "refusing-overload", "shrunk-cache", "late-compiles", "other-weights",
-    "silent-version", "lost-row", "scaled-logprobs", "miscounted-usage", "lax-validation", "lost-item", "html-server",
+    "silent-version", "lost-row", "scaled-logprobs", "miscounted-usage", "lax-validation", "lost-item",
+    "neighbour-logprobs", "dropped-system", "dropped-history", "ignored-filters", "ignored-presence", "html-server",
 )  # fmt: skip

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 Body = dict[str, Any]
@@ -78,3 +79,39 @@ def lost_item(path: str, body: Body, answer: Body) -> Body:
     if path == "/v1/responses" and isinstance(answer.get("output"), list):
         answer["output"] = [item for item in answer["output"] if item.get("type") != "reasoning"]
     return answer
+
+
+def neighbour_logprobs(path: str, body: Body, answer: Body) -> Body:
+    """Each decoded token has the log probability of the one before it."""
+    for choice in answer.get("choices") or []:
+        block = choice.get("logprobs") or {}
+        if values := block.get("token_logprobs"):
+            block["token_logprobs"] = [values[0], *values[:-1]]
+        rows = block.get("content") or []
+        for row, value in list(zip(rows[1:], [row["logprob"] for row in rows], strict=False)):
+            row["logprob"] = value
+    return answer
+
+
+def dropped_system(path: str, body: Body) -> Body:
+    """The chat template loses the system message."""
+    messages = body.get("messages")
+    if isinstance(messages, list) and len(messages) > 1:
+        body["messages"] = [m for m in messages if not (isinstance(m, dict) and m.get("role") == "system")]
+    return body
+
+
+def dropped_history(path: str, body: Body) -> Body:
+    """The chat template keeps the last message only."""
+    if isinstance(body.get("messages"), list):
+        body["messages"] = body["messages"][-1:]
+    return body
+
+
+def without(*names: str) -> Callable[[str, Body], Body]:
+    """Parameters that the server takes and does not heed."""
+
+    def request(path: str, body: Body) -> Body:
+        return {name: value for name, value in body.items() if name not in names}
+
+    return request

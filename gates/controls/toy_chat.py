@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,13 +68,19 @@ def _answer(model: ToyModel, body: dict[str, Any], index: int) -> str:
         return "yes sir"
     if "structural_tag" in constraint:
         return "tagged"
-    last = json.dumps(body["messages"][-1].get("content") or "", ensure_ascii=False).encode()
+    said = rendered(body)
     greedy = float(body.get("temperature", 1)) == 0 or body.get("top_k") == 1
     out = b""
     for position in range(12):
         seed = int(body.get("seed") or 0) + index
-        out += bytes([model.greedy(last + out) if greedy else model.sample(last + out, seed, position)])
+        out += bytes([model.greedy(said + out) if greedy else model.sample(said + out, seed, position, body)])
     return out.decode("latin-1").replace("<", "(")
+
+
+def rendered(body: dict[str, Any]) -> bytes:
+    """The prompt of a chat request: its messages and a digest of them, as the model looks at the last bytes only."""
+    text = json.dumps(body["messages"]).encode()
+    return text + b"#%08x" % zlib.crc32(text)
 
 
 def turns(model: ToyModel, body: dict[str, Any]) -> list[Turn]:
@@ -120,16 +127,30 @@ def _cut(turn: Turn, body: dict[str, Any]) -> Turn:
 
 
 def _usage(made: list[Turn], body: dict[str, Any]) -> dict[str, int]:
-    prompt = len(json.dumps(body["messages"]))
+    prompt = len(rendered(body))
     done = sum(t.tokens for t in made)
     return {"prompt_tokens": prompt, "completion_tokens": done, "total_tokens": prompt + done}
 
 
-def _rows(text: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    k = max(1, int(body.get("top_logprobs") or 0))
-    others = [{"token": f"t{i}", "logprob": -3.0 - i, "bytes": [116]} for i in range(1, k)]
-    own = [{"token": c, "logprob": -0.1, "bytes": list(c.encode())} for c in text]
-    return [{**row, "top_logprobs": [dict(row), *others]} for row in own]
+def _ids(text: str) -> list[int]:
+    """Token ids of an answer, a character each."""
+    return list(text.encode("latin-1", "replace"))
+
+
+def _rows(text: str, body: dict[str, Any], before: str = "") -> list[dict[str, Any]]:
+    """Log probabilities of a piece of an answer that stands behind `before`: the model's own for that text."""
+    model, seen = ToyModel(), rendered(body) + bytes(_ids(before))
+    rows = []
+    for character, token in zip(text, _ids(text), strict=True):
+        table = model.distribution(seen)
+        own = {"token": character, "logprob": model.logprob(seen, token), "bytes": list(character.encode())}
+        top = sorted(table, key=lambda t: -table[t])
+        others = [{"token": chr(t), "logprob": table[t], "bytes": list(chr(t).encode())} for t in top if t != token]
+        listed = sorted([own, *others], key=lambda row: -row["logprob"])[: int(body.get("top_logprobs") or 0)]
+        # As vLLM lists them: the chosen token in any case.
+        rows.append({**own, "top_logprobs": listed if own in listed else [*listed, own]})
+        seen += bytes([token])
+    return rows
 
 
 def chat_reply(made: list[Turn], body: dict[str, Any], model: str) -> dict[str, Any]:
@@ -149,8 +170,12 @@ def chat_reply(made: list[Turn], body: dict[str, Any], model: str) -> dict[str, 
         choice: dict[str, Any] = {"index": index, "message": message, "finish_reason": turn.finish}
         if body.get("logprobs"):
             choice["logprobs"] = {"content": _rows((turn.reasoning + turn.content)[: turn.tokens], body)}
+        if body.get("return_token_ids"):
+            choice["token_ids"] = _ids((turn.reasoning + turn.content)[: turn.tokens])
         choices.append(choice)
+    ids = {"prompt_token_ids": list(rendered(body))} if body.get("return_token_ids") else {}
     return {
+        **ids,
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1,
@@ -167,12 +192,12 @@ def chat_chunks(made: list[Turn], body: dict[str, Any], model: str) -> list[dict
     out: list[dict[str, Any]] = []
     count = 0
 
-    def add(index: int, delta: dict[str, Any], finish: str | None = None, text: str = "") -> None:
+    def add(index: int, delta: dict[str, Any], finish: str | None = None, text: str = "", before: str = "") -> None:
         nonlocal count
         count += bool(text)
         choice: dict[str, Any] = {"index": index, "delta": delta, "finish_reason": finish}
         if body.get("logprobs") and text:
-            choice["logprobs"] = {"content": _rows(text, body)}
+            choice["logprobs"] = {"content": _rows(text, body, before)}
         chunk = {**base, "choices": [choice]}
         if options.get("continuous_usage_stats"):
             chunk["usage"] = {"completion_tokens": count}
@@ -180,10 +205,10 @@ def chat_chunks(made: list[Turn], body: dict[str, Any], model: str) -> list[dict
 
     for index, turn in enumerate(made):
         add(index, {"role": "assistant", "content": ""})
-        for character in turn.reasoning:
-            add(index, {"reasoning": character}, text=character)
-        for character in turn.content:
-            add(index, {"content": character}, text=character)
+        for place, character in enumerate(turn.reasoning):
+            add(index, {"reasoning": character}, text=character, before=turn.reasoning[:place])
+        for place, character in enumerate(turn.content):
+            add(index, {"content": character}, text=character, before=turn.reasoning + turn.content[:place])
         for i, (name, arguments) in enumerate(turn.calls):
             add(
                 index,

@@ -14,6 +14,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 VOCAB = 256
 LISTED = 24
@@ -43,7 +44,8 @@ class ToyModel:
         seed = zlib.crc32(text[-4:])
         ids = [97 + (seed >> (i % 16)) % 26 if i < 8 else (seed * (i + 7) >> 5) % VOCAB for i in range(4 * LISTED)]
         unique = list(dict.fromkeys(ids))[:LISTED]
-        weights = [math.exp(-0.35 * i) for i in range(len(unique))]
+        step = 0.2 + (seed >> 8) % 100 / 200  # how sure it is differs from place to place
+        weights = [math.exp(-step * i) for i in range(len(unique))]
         must = self.rule(text)
         if must is not None:
             unique = [must, *(u for u in unique if u != must)][:LISTED]
@@ -59,15 +61,28 @@ class ToyModel:
         table = self.distribution(text)
         return max(table, key=table.__getitem__)
 
-    def sample(self, text: bytes, seed: int, position: int) -> int:
-        """A seeded draw from the listed bytes."""
-        table = self.distribution(text)
+    def sample(self, text: bytes, seed: int, position: int, filters: dict[str, Any] | None = None) -> int:
+        """A seeded draw from the listed bytes that `top_k`, `top_p` and `min_p` leave."""
+        table = _filtered(self.distribution(text), filters or {})
+        mass = math.fsum(map(math.exp, table.values()))
         point = (zlib.crc32(f"{seed}:{position}".encode()) % 10**6) / 10**6
         for token, value in table.items():
-            point -= math.exp(value) / 0.98
+            point -= math.exp(value) / mass
             if point <= 0:
                 return token
         return next(iter(table))
+
+
+def _filtered(table: dict[int, float], filters: dict[str, Any]) -> dict[int, float]:
+    ordered = sorted(table, key=lambda token: -table[token])
+    least = table[ordered[0]] + math.log(filters.get("min_p") or 1e-9)
+    kept, mass = {}, 0.0
+    for token in ordered[: int(filters.get("top_k") or 0) or None]:
+        if kept and (table[token] < least or mass >= float(filters.get("top_p") or 1.0)):
+            break
+        kept[token] = table[token]
+        mass += math.exp(table[token])
+    return kept
 
 
 def reference(folder: Path) -> Path:

@@ -51,7 +51,7 @@ def complete(model: ToyModel, body: dict[str, Any]) -> dict[str, Any]:
     bias = {int(k): float(v) for k, v in (body.get("logit_bias") or {}).items()}
     greedy = float(body.get("temperature", 1)) == 0 or body.get("top_k") == 1
     stops = [body["stop"]] if isinstance(body.get("stop"), str) else list(body.get("stop") or [])
-    penalty = float(body.get("frequency_penalty", 0))
+    frequency, presence = (float(body.get(f"{name}_penalty") or 0) for name in ("frequency", "presence"))
     made: list[int] = []
     scores: list[float] = []
     finish = "length"
@@ -59,11 +59,13 @@ def complete(model: ToyModel, body: dict[str, Any]) -> dict[str, Any]:
         here = text + bytes(made)
         if bias:
             token = max(bias, key=bias.__getitem__)
-        elif penalty and made:
+        elif (frequency or presence) and made:
             table = model.distribution(here)
-            token = max(table, key=lambda t: table[t] - penalty * made.count(t))
+            token = max(table, key=lambda t: table[t] - frequency * made.count(t) - presence * (t in made))
+        elif greedy:
+            token = model.greedy(here)
         else:
-            token = model.greedy(here) if greedy else model.sample(here, int(body.get("seed") or 0), len(made))
+            token = model.sample(here, int(body.get("seed") or 0), len(made), body)
         made.append(token)
         scores.append(model.logprob(here, token))
         if token in (body.get("stop_token_ids") or []):
@@ -79,8 +81,17 @@ def complete(model: ToyModel, body: dict[str, Any]) -> dict[str, Any]:
             out = out[: out.index(stop) + (len(stop) if body.get("include_stop_str_in_output") else 0)]
     choice: dict[str, Any] = {"index": 0, "text": out, "finish_reason": finish}
     if body.get("logprobs") is not None:
-        names = [f"token_id:{t}" if body.get("return_tokens_as_token_ids") else BYTE_CHARS[t] for t in made]
-        choice["logprobs"] = {"tokens": names, "token_logprobs": scores}
+        names = [f"token_id:{t}" if body.get("return_tokens_as_token_ids") else c for t, c in enumerate(BYTE_CHARS)]
+        listed = []
+        for place, token in enumerate(made):
+            table = model.distribution(text + bytes(made[:place]))
+            top = sorted(table, key=lambda t: -table[t])[: int(body["logprobs"])]
+            listed.append({names[t]: table[t] for t in top} | {names[token]: scores[place]})
+        choice["logprobs"] = {
+            "tokens": [names[t] for t in made],
+            "token_logprobs": scores,
+            "top_logprobs": listed,
+        }
     if body.get("prompt_logprobs") is not None:
         rows: list[dict[str, Any] | None] = [None]
         for i in range(1, len(text)):

@@ -6,13 +6,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gates.core.suite import Api, Suite, expect, reasoning_of
+from gates.core import scoring, stats
+from gates.core.gate import Skip
+from gates.core.suite import PATH, Api, Suite, expect, reasoning_of
+from gates.device.api_usage import CONVERSATION
 
 SUITE = Suite("api-logprobs", "logprobs of chat answers: complete, sorted, finite, hidden when due")
 
 
 def _rows(api: Api, **options: Any) -> list[dict[str, Any]]:
-    choice = api.choice(logprobs=True, **{"max_tokens": 12, "top_logprobs": 3, **options})
+    return _rows_of(api.choice(logprobs=True, **{"max_tokens": 12, "top_logprobs": 3, **options}))
+
+
+def _rows_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
     return list((choice.get("logprobs") or {}).get("content") or [])
 
 
@@ -94,4 +100,30 @@ def _mass(api: Api) -> None:
         expect(mass <= 1 + 1e-3, f"the candidates {listed} have a mass of {mass:.3f}")
 
 
-GATE = SUITE.gate("lost-row", "scaled-logprobs")
+@SUITE.check(137, "a system message and earlier turns reach the model")
+def _reach(api: Api) -> None:
+    told = []
+    for messages in (CONVERSATION[-1:], CONVERSATION[-3:], CONVERSATION):
+        rows = _rows_of(api.choice(messages, logprobs=True, top_logprobs=3, max_tokens=12))
+        told.append([[entry["logprob"] for entry in row["top_logprobs"]] for row in rows])
+    expect(told[0] != told[1], "the same log probabilities without the earlier turns")
+    expect(told[1] != told[2], "the same log probabilities without the system message")
+
+
+@SUITE.check(138, "a chat answer's log probabilities are those of its text read back")
+def _read_back(api: Api) -> None:
+    body = api.body(logprobs=True, top_logprobs=1, max_tokens=32, return_token_ids=True)
+    answer = api.client.ok("POST", PATH, body)
+    prompt, made = answer.get("prompt_token_ids"), answer["choices"][0].get("token_ids")
+    rows = _rows_of(answer["choices"][0])
+    if not prompt or not made:
+        raise Skip("the server does not return token ids")
+    read = scoring.score(api.client, [*prompt, *made], top=1).logprobs[len(prompt) - 1 :]
+    expect(len(rows) == len(made), f"{len(rows)} rows for {len(made)} tokens")
+    gap = stats.mean([abs(row["logprob"] - value) for row, value in zip(rows, read, strict=True)])
+    # Few tokens: what is told is another place or scale, not rounding, which decode-vs-prefill judges.
+    limit = 5 * api.ctx.thresholds["decode-vs-prefill"].of(api.ctx.profile.name).value
+    expect(gap <= limit, f"{gap:.3g} nats a token from its own reading, allowed are {limit:g}")
+
+
+GATE = SUITE.gate("lost-row", "scaled-logprobs", "neighbour-logprobs", "dropped-system", "dropped-history")

@@ -6,9 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from gates.core.gate import Skip
-from gates.core.suite import Api, Suite, expect
+from gates.core.suite import PATH, Api, Suite, expect
 
 SUITE = Suite("api-usage-errors", "usage adds up; bad requests are 400s and leave the server up")
+
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": "Answer in one word."},
+    {"role": "user", "content": "Which colour has the sky?"},
+    {"role": "assistant", "content": "Blue."},
+    {"role": "user", "content": "And grass?"},
+]
 
 
 def _usage(api: Api, **options: Any) -> dict[str, int]:
@@ -98,4 +105,13 @@ def _prompt(api: Api) -> None:
     expect(counted == len(api.client.tokenize(text)), f"{counted} counted, {len(api.client.tokenize(text))} there")
 
 
-GATE = SUITE.gate("miscounted-usage", "lax-validation")
+@SUITE.check(136, "a system message and earlier turns are counted")
+def _history(api: Api) -> None:
+    counts = [
+        api.client.ok("POST", PATH, api.body(messages, max_tokens=1))["usage"]["prompt_tokens"]
+        for messages in (CONVERSATION[-1:], CONVERSATION[-3:], CONVERSATION)
+    ]
+    expect(counts == sorted(set(counts)), f"prompt tokens of one, three and four messages: {counts}")
+
+
+GATE = SUITE.gate("miscounted-usage", "dropped-system", "dropped-history", "lax-validation")

@@ -69,5 +69,5 @@ GATE = Gate(
     "quality",
     "mean absolute log-prob difference between decoding a token and reading it back, worst rung",
     _run,
-    ("shifted-logits", "duplicated-token", "window-off-by-one"),
+    ("shifted-logits", "duplicated-token", "window-off-by-one", "neighbour-logprobs"),
 )

@@ -48,6 +48,13 @@ def test_score_key_and_standard_error(judged) -> None:
     assert result.details["stderr"] == 0.015
 
 
+def test_a_model_that_got_worse_fails(judged) -> None:
+    worse = json.dumps(SCORES).replace("0.95", "0.5")
+    result = judged(f"open(OUT + '/results_1.json', 'w').write({worse!r})")
+    assert result.verdict is Verdict.FAIL
+    assert "0.5 share, allowed is at least 0.91" in result.reason
+
+
 @pytest.mark.parametrize(
     ("script", "verdict", "text"),
     [
