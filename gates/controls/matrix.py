@@ -22,6 +22,7 @@ from gates.core.runner import run_one
 
 # A fault may also trip gates that are not its own, where it spoils what they measure; named here, with the reason.
 ALSO_RED: dict[str, dict[str, str]] = {
+    "shifted-logits": {"api-logprobs": "an answer read back is scored by prompt log probabilities"},
     "duplicated-token": {
         "needles": "the value found is written with a doubled digit",
         "ruler-multi-key": "likewise",

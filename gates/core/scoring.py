@@ -115,5 +115,19 @@ def continue_greedily(
     return Continuation(ids, own, str(choice.get("finish_reason")), listed)
 
 
+def one_token(client: Client, prompt: Sequence[int], **options: Any) -> int:
+    """The id of the token that is drawn after `prompt` (EOS ignored).
+
+    Raises:
+        ServerTrouble: it is not told as an id.
+    """
+    asked = {"max_tokens": 1, "logprobs": 0, "ignore_eos": True, "return_tokens_as_token_ids": True, **options}
+    names = (client.complete(list(prompt), **asked)["choices"][0].get("logprobs") or {}).get("tokens")
+    try:
+        return _id(names[0])
+    except (ValueError, TypeError, IndexError) as error:
+        raise ServerTrouble("tokens are not told as ids", where="return_tokens_as_token_ids") from error
+
+
 def _id(name: object) -> int:
     return int(str(name).removeprefix("token_id:"))

@@ -10,7 +10,7 @@ import pytest
 from gates.controls import toy_chat, toy_server
 from gates.controls.toy_model import ToyModel
 from gates.core.scoring import Continuation
-from gates.device.api_sampling import turned
+from gates.device.api_sampling import open_places, turned
 
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -61,3 +61,9 @@ def test_where_a_penalty_must_turn_an_answer() -> None:
     far = Continuation((1, 1, 1), (-0.1,) * 3, "length", ({1: -0.1, 2: -3.0},) * 3)
     assert turned(far, 2.0, by_count=False) is None, "once is not enough to reach the other token"
     assert turned(far, 2.0, by_count=True) == 2, "twice is"
+
+
+def test_filters_are_tried_where_one_token_is_ahead_of_likely_others() -> None:
+    rows = ({1: -0.1, 2: -4.0}, {1: -0.6, 2: -0.7}, {1: -0.9, 2: -1.9}, {1: -0.2})
+    seen = Continuation((1, 1, 1, 1), (-0.1, -0.6, -0.9, -0.2), "length", rows)
+    assert open_places(seen) == [2, 0], "not at the near-tie, nor where nothing else is listed"
