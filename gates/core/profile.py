@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much a run does.
 
-`node` is for a real node, `quick` for a first look, `tiny` for the trained tiny Beam on the emulated Gaudi, `stand-in`
-for the server that answers by rule.
+`node` is for a real node, `quick` for a first look, `tiny` and `tiny-muse` for the trained tiny models on the emulated
+Gaudi, `stand-in` for the server that answers by rule.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from gates.core.errors import GateError
@@ -94,6 +95,10 @@ PROFILES = {
         gate_deadline_s=4 * 3600.0,
     ),
 }
+
+
+# The tiny Muse: as the tiny Beam, but for what it did not learn.
+PROFILES["tiny-muse"] = dataclasses.replace(PROFILES["tiny"], name="tiny-muse", wording="tiny-muse")
 
 
 def get(name: str) -> Profile:

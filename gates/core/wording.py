@@ -119,7 +119,14 @@ TINY = dataclasses.replace(
     TOY,
     name="tiny",
     chain=_chain_toy,
-    skills=frozenset({"repeat", "obey", "remember", "call", "call twice", "unusual argument", "say result"}),
+    skills=frozenset(
+        {"repeat", "repeat emoji", "obey", "remember", "call", "call twice", "unusual argument", "say result"}
+    ),
 )
 
-WORDINGS = {wording.name: wording for wording in (PLAIN, TOY, TINY)}
+# What the tiny Muse did not learn of the tiny Beam's lessons (python -m gates.tiny.exam): texts of rare bytes.
+TINY_MUSE = dataclasses.replace(
+    TINY, name="tiny-muse", skills=(TINY.skills or frozenset()) - {"repeat emoji", "unusual argument"}
+)
+
+WORDINGS = {wording.name: wording for wording in (PLAIN, TOY, TINY, TINY_MUSE)}

@@ -111,7 +111,7 @@ def _parts(api: Api) -> None:
 def _unicode(api: Api) -> None:
     message = api.message(f"Repeat exactly: {EMOJI}")
     expect("�" not in (message.get("content") or "") + reasoning_of(message), "a replacement character")
-    if api.ctx.wording.can("repeat"):
+    if api.ctx.wording.can("repeat emoji"):
         expect(EMOJI in (message.get("content") or ""), "the text did not come back")
 
 
