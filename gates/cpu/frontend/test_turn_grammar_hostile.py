@@ -18,7 +18,7 @@ from vllm.parser.turn_grammar.request import Serving, constrain_request
 from vllm.parser.turn_grammar.structured import answer_body
 from vllm.parser.turn_grammar.template_format import turn_format
 from vllm.parser.turn_grammar.tries import other_names
-from vllm.parser.turn_grammar.turn import Tool, TurnRules, turn_tag
+from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters, turn_tag
 
 TURN = turn_format(recorded("turn_grammar_beam")["templates"]["T1"])
 PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
@@ -226,6 +226,14 @@ def test_names_of_any_length_can_be_left_out():
 def test_brackets_in_an_untyped_enumeration_are_text(turn, text):
     schema = {"type": "object", "properties": {"a": {"enum": [text]}}}
     assert xgr.Grammar.from_structural_tag(tag_of(constrain({}, [tool(schema)], turn))) is not None
+
+
+@pytest.mark.parametrize("turn", [TURN, MUSE], ids=["beam", "muse"])
+def test_choices_that_would_end_the_answer_are_refused(turn):
+    closer = answer_delimiters(turn)[0]
+    assert "would end the answer" in refused(
+        {"structured_outputs": {"choice": ["a", f"a{closer}b"]}}, None, "structured_outputs", turn
+    )
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 1200, "{", '{"a": NaN}'])

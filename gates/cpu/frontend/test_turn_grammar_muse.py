@@ -9,6 +9,8 @@ import json
 import pytest
 from turn_harness import ByteMatcher, recorded, request_of, tag_of
 from vllm.exceptions import VLLMValidationError
+from vllm.parser.chat_format.muse_turn import MuseTurn
+from vllm.parser.chat_format.turn_piece import TurnMode
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.muse_format import MUSE
 from vllm.parser.turn_grammar.request import Serving, constrain_request
@@ -142,3 +144,27 @@ def test_forced_calls_need_a_call_region():
             prompt=START,
             serving=Serving(),
         )
+
+
+@pytest.mark.parametrize("name", ["self", "user", "commentary", "developer"])
+def test_a_tool_named_like_a_recipient_is_called_by_its_doubled_name(name):
+    """The single one is a thought or an answer to the parser, and was lost as a call."""
+    tools = [{"type": "function", "function": {"name": name}}, {"type": "function", "function": {"name": "other"}}]
+    held = matcher({"tool_choice": "required"}, tools)
+    assert held.read(THINK + call(f"{name}.{name}", "") + "<|eot|>")[1]
+    assert not held.read(THINK + call(name, "") + "<|eot|>")[0]
+    assert held.read(THINK + call("other", "") + "<|eot|>")[1]
+    found = MuseTurn("", {name: {}}, TurnMode(fragments=False))
+    piece = found.feed(THINK + call(f"{name}.{name}", "") + "<|eot|>")
+    assert [(made.name, made.arguments) for made in piece.calls] == [(name, "{}")]
+
+
+@pytest.mark.parametrize("end", ["<|end_of_text|>", "<|eot|>"])
+@pytest.mark.parametrize("size", [1, 5, 200])
+def test_the_end_of_text_is_no_content(end, size):
+    """A client may ask for the stop token's text, and `ignore_eos` goes on behind it."""
+    text = THINK + " to=user<|message|>Hello" + end
+    turn = MuseTurn("", {}, TurnMode())
+    pieces = [turn.feed(text[at : at + size]) for at in range(0, len(text), size)] + [turn.finish()]
+    assert "".join(part for piece in pieces for part in piece.content) == "Hello"
+    assert not matcher({}, None).read(THINK + " to=user<|message|>a<|end_of_text|>b")[0]

@@ -10,6 +10,8 @@ from typing import Any
 import regex
 from vllm.parser.chat_format.muse_turn import (
     ANSWER,
+    ENDS,
+    FRAMING,
     MARKERS,
     REASONING,
     TOOL,
@@ -80,7 +82,7 @@ class MuseReasoningParser(ReasoningParser):
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
         """Output tokens in the bodies of reasoning messages; markers and the headers after them do not count."""
-        if len(self._ids) < len(MARKERS):
+        if not self._ids.keys() >= set(FRAMING):
             return 0
         message = self._ids["<|message|>"]
         boundaries = set(self._ids.values()) - {message}
@@ -126,7 +128,7 @@ class MuseParser(UnifiedParser):
     def check_tokenizer(cls, tokenizer: Any, reasoning: bool, tools: bool) -> None:
         """Raises ValueError if one of the format's markers is not a token of the vocabulary."""
         vocab = tokenizer.get_vocab()
-        if missing := [marker for marker in MARKERS if marker not in vocab]:
+        if missing := [marker for marker in FRAMING if marker not in vocab]:
             raise ValueError(f"its vocabulary lacks {missing}; this is not a Muse Spark tokenizer")
 
     def new_turn(self, prompt: str, properties: Mapping[str, Mapping[str, Any]], mode: TurnMode) -> MuseTurn:
@@ -138,7 +140,7 @@ class MuseParser(UnifiedParser):
     def unwritten_closer(self, delta_text: str, delta_token_ids: Sequence[int]) -> str:
         if not delta_token_ids or self._turn is None or self._turn.kind is not TOOL:
             return ""
-        for closer in ("<|eot|>", "<|eom|>"):
+        for closer in ENDS:
             if self.vocab.get(closer) == delta_token_ids[-1] and not delta_text.endswith(closer):
                 return closer
         return ""

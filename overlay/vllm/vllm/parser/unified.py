@@ -164,7 +164,7 @@ class UnifiedParser(Parser):
         if finished:
             if closer := self.unwritten_closer(delta_text, delta_token_ids):
                 piece.extend(turn.read(closer))
-            piece.extend(turn.finish())
+            piece.extend(turn.finish(cut=not closer and self.was_cut(delta_text, delta_token_ids)))
         calls = [self._delta_call(call) for call in piece.calls]
         self._call_deltas += bool(calls)
         self._other_deltas += not calls
@@ -193,6 +193,16 @@ class UnifiedParser(Parser):
         """The text of a closing token that ended generation: the engine keeps the token but not its text. "" if
         none."""
         return ""
+
+    def was_cut(self, delta_text: str, delta_token_ids: Sequence[int]) -> bool:
+        """Whether the last token, if it is known, is text: then a limit or a stop string ended the output, and no token
+        that the model wrote to end it."""
+        if not delta_token_ids or delta_token_ids[-1] == getattr(self.model_tokenizer, "eos_token_id", None):
+            return False
+        last = delta_token_ids[-1:]
+        return bool(self.model_tokenizer.decode(last, skip_special_tokens=True)) or delta_text.endswith(
+            self.model_tokenizer.decode(last)
+        )
 
     def _delta_call(self, call: CallPiece) -> DeltaToolCall:
         if call.name is None:

@@ -103,12 +103,13 @@ class MuseCalls:
     def skip(self, count: int, last: str) -> None:
         self._window.skip(count, last)
 
-    def finish(self, complete: bool) -> None:
-        """The message is over. complete: the model ended it itself."""
+    def finish(self, complete: bool, cut: bool = False) -> None:
+        """The message is over. complete: the model ended it itself. cut: it was stopped; what was sent of a call then
+        stays open."""
         self._process(final=True, complete=complete)
         if self._state == _IN_VALUE:
             self._lose_value(complete)
-        if self._state == _IN_CALL:
+        if self._state == _IN_CALL and not (cut and self._fragments and not complete):
             self._end_call()
         if not self._found:
             logger.warning("Dropping a tool message without a named call.")

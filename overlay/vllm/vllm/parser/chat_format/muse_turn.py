@@ -22,7 +22,10 @@ from vllm.parser.chat_format.turn_piece import ARGUMENTS, CONTENT, TurnMode
 from vllm.parser.chat_format.turn_piece import REASONING as REASONING_PART
 
 MESSAGE_START = "<|start|>assistant"
-MARKERS = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+FRAMING = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
+# The tokenizer's own end is no part of the format, but ends the output all the same.
+MARKERS = (*FRAMING, "<|end_of_text|>")
+ENDS = MARKERS[2:]
 
 REASONING, ANSWER, DROPPED, TOOL = "reasoning", "answer", "dropped", "tool"
 _KINDS = {None: REASONING, "self": REASONING, "user": ANSWER, "commentary": ANSWER, "developer": DROPPED}
@@ -33,7 +36,7 @@ _OUTSIDE = [Delimiter(regex.compile(r"(?:<\|start\|>assistant\s*)?" + _HEADER), 
 _INSIDE = [
     Delimiter(
         regex.compile(
-            r"(?P<end><\|eo[mt]\|>)|(?P<start><\|start\|>)|(?:(?<=\s)to=(?P<recipient>[^\s<]+))?(?P<header><\|message\|>)"
+            r"(?P<end><\|(?:eo[mt]|end_of_text)\|>)|(?P<start><\|start\|>)|(?:(?<=\s)to=(?P<recipient>[^\s<]+))?(?P<header><\|message\|>)"
         ),
         source=_HEADER,
         fixed_end=True,
@@ -196,7 +199,7 @@ class MuseTurn(SteadyTurn):
 
     def _end_message(self, closer: str, complete: bool) -> None:
         if self._calls is not None:
-            self._calls.finish(complete)
+            self._calls.finish(complete, self._cut)
             self._calls = None
         elif self._kind is TOOL:
             self._show(closer)
@@ -232,6 +235,6 @@ class MuseTurn(SteadyTurn):
         if self._mode.tools and _UNFRAMED_CALL.match(text):
             calls = MuseCalls(self._properties, self._emit, self._mode.fragments)
             calls.feed(text)
-            calls.finish(complete=False)
+            calls.finish(complete=False, cut=self._cut)
         else:
             self._show(text)

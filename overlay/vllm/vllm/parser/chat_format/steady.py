@@ -25,6 +25,7 @@ class SteadyTurn:
         self.part = REASONING
         self.index = 0
         self._piece = TurnPiece()
+        self._cut = False
         self._watch: Watch | None = None
         self._wait: Wait | None = None
         # What was read before a wait and may be part of the delimiter.
@@ -103,8 +104,9 @@ class SteadyTurn:
             (piece.reasoning if self.part == REASONING else piece.content).append(added)
         return piece
 
-    def finish(self) -> TurnPiece:
-        """What the end of the turn adds."""
+    def finish(self, cut: bool = False) -> TurnPiece:
+        """What the end of the turn adds. cut: the model was stopped; a call that it did not close stays open."""
+        self._cut = cut
         self._settle("")
         self._watch = self._wait = None
         self._finish()

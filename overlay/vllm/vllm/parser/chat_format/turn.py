@@ -137,7 +137,7 @@ class TemplateTurn(SteadyTurn):
         if not self._mode.tools:
             self._show(visible)
         elif self._call is not None:
-            self._emit(self._call.finish(complete))
+            self._emit(self._call.finish(complete, self._cut))
             if not self._in_prompt:
                 self._calls += 1
             self._call = None

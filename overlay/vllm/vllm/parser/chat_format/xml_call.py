@@ -84,13 +84,13 @@ class XmlCall:
     def skip(self, count: int, last: str) -> None:
         self._window.skip(count, last)
 
-    def finish(self, complete: bool) -> str:
-        """complete: the model closed the call itself. If it did not, a value of which something was sent stays open:
-        the reader of the stream sees that it was cut."""
+    def finish(self, complete: bool, cut: bool = False) -> str:
+        """complete: the model closed the call itself. If it did not, a value of which something was sent stays open,
+        and the whole object if the model was cut: the reader of the stream sees that there would be more."""
         out = self._process(final=True)
         if self._in_value and not self._writer.drop_value():
             return out + self._writer.end_value() + self._writer.close() if complete else out
-        return out + self._writer.close()
+        return out if cut and not complete else out + self._writer.close()
 
     def _process(self, final: bool) -> str:
         window, writer, out = self._window, self._writer, []

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 import xgrammar as xgr
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.guarded import guard_of
 from vllm.parser.turn_grammar.turn import TurnRules
 from vllm.parser.turn_grammar.wire_format import TurnFormat, turn_format_named
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -29,11 +32,13 @@ SLOW_COMPILE_SECONDS = 0.05
 
 
 class TurnGrammar(XgrammarGrammar):
-    """A matcher that lets a request go on after its grammar has ended.
+    """A matcher that lets a request go on after its grammar has ended, and holds a guard beside it.
 
     With `ignore_eos` the engine samples on behind the stop token; upstream's class refuses
     those tokens, which fails the request.
     """
+
+    guard: xgr.GrammarMatcher | None = None
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         for token in tokens:
@@ -41,10 +46,52 @@ class TurnGrammar(XgrammarGrammar):
                 break
             if not super().accept_tokens(request_id, [token]):
                 return False
+            if self.guard is not None and not self.guard.accept_token(token):
+                return False
         return True
 
+    def validate_tokens(self, tokens: list[int]) -> list[int]:
+        accepted = super().validate_tokens(tokens)
+        if self.guard is None:
+            return accepted
+        count = 0
+        while count < len(accepted) and self.guard.accept_token(accepted[count]):
+            count += 1
+        if count:
+            self.guard.rollback(count)
+        return accepted[:count]
 
-def with_stop_ids(grammar: XgrammarGrammar, stop_ids: set[int], rollback: int) -> TurnGrammar:
+    def rollback(self, num_tokens: int) -> None:
+        super().rollback(num_tokens)
+        if self.guard is not None:
+            self.guard.rollback(num_tokens)
+
+    def fill_bitmask(self, bitmask: torch.Tensor, idx: int) -> None:
+        super().fill_bitmask(bitmask, idx)
+        if self.guard is not None:
+            own = xgr.allocate_token_bitmask(1, self.vocab_size)
+            self.guard.fill_next_token_bitmask(own)
+            if not self.matcher.is_completed():
+                # The guard's text could end anywhere, and to the client's a stop id may be text.
+                own[0] &= self._without(self.guard.stop_token_ids)
+            bitmask[idx] &= own[0]
+
+    def _without(self, tokens: list[int]) -> torch.Tensor:
+        """A mask row that keeps all but `tokens`."""
+        words = np.full(-(-self.vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)
+        for token in tokens:
+            words[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+        return torch.from_numpy(words.view(np.int32))
+
+    def reset(self) -> None:
+        super().reset()
+        if self.guard is not None:
+            self.guard.reset()
+
+
+def with_stop_ids(
+    grammar: XgrammarGrammar, stop_ids: set[int], rollback: int, guard: xgr.CompiledGrammar | None = None
+) -> TurnGrammar:
     """`grammar` with a matcher that takes each of `stop_ids` only where the grammar can end.
 
     xgrammar knows the tokenizer's EOS alone. Another id that stops the engine (a second EOS of
@@ -52,8 +99,14 @@ def with_stop_ids(grammar: XgrammarGrammar, stop_ids: set[int], rollback: int) -
     stop nothing; xgrammar fails on some and takes others for their low 32 bits.
     """
     tokens = sorted(token for token in stop_ids if 0 <= token < grammar.vocab_size)
-    matcher = xgr.GrammarMatcher(grammar.ctx, override_stop_tokens=tokens or None, max_rollback_tokens=rollback)
-    return TurnGrammar(matcher=matcher, vocab_size=grammar.vocab_size, ctx=grammar.ctx)
+
+    def matcher(compiled: xgr.CompiledGrammar) -> xgr.GrammarMatcher:
+        return xgr.GrammarMatcher(compiled, override_stop_tokens=tokens or None, max_rollback_tokens=rollback)
+
+    made = TurnGrammar(matcher=matcher(grammar.ctx), vocab_size=grammar.vocab_size, ctx=grammar.ctx)
+    if guard is not None:
+        made.guard = matcher(guard)
+    return made
 
 
 def finished_grammar(manager: StructuredOutputManager, request: Request, create: Callable[[], Any]) -> Any:
@@ -63,10 +116,14 @@ def finished_grammar(manager: StructuredOutputManager, request: Request, create:
     backend = manager.backend
     if not isinstance(grammar, XgrammarGrammar) or not isinstance(backend, XgrammarBackend):
         return grammar
+    kind, text = request.structured_output_request.structured_output_key
+    guard = None
+    if kind == StructuredOutputOptions.STRUCTURAL_TAG and (beside := guard_of(text)) is not None:
+        guard = backend.compiler.compile_structural_tag(beside)
     log_compile(backend, grammar, time.perf_counter() - started)
     params = request.sampling_params
     stop_ids = set() if params is None else params.all_stop_token_ids
-    return with_stop_ids(grammar, stop_ids, backend.num_speculative_tokens)
+    return with_stop_ids(grammar, stop_ids, backend.num_speculative_tokens, guard)
 
 
 def log_compile(backend: XgrammarBackend, grammar: XgrammarGrammar, seconds: float) -> None:

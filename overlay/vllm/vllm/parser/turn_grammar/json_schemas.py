@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _LENGTHS = ("minLength", "maxLength")
+_PATTERNS = ("pattern", "patternProperties", "propertyNames")
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA = frozenset({"enum", "const", "default", "examples", "required"})
 
@@ -51,27 +52,35 @@ def _counts(value: Any) -> bool:
 
 def bounds_string_length(schema: Any) -> bool:
     """Whether `minLength` or `maxLength` constrains a string anywhere in `schema`."""
-    return without_lengths(schema) != schema
+    return without(schema, _LENGTHS) != schema
 
 
-def without_lengths(schema: Any) -> Any:
-    """`schema` without string lengths.
+def has_patterns(schema: Any) -> bool:
+    """Whether a pattern constrains a string or a key anywhere in `schema`: xgrammar excludes no substrings there."""
+    return without(schema, _PATTERNS) != schema
 
-    xgrammar cannot hold a string to a length and to excluded substrings; it would keep the
-    substrings and print a warning for each string at each compilation.
+
+def excludable(schema: Any) -> Any:
+    """`schema` without what xgrammar cannot hold beside excluded substrings: string lengths, for which it would print a
+    warning at each compilation, and patterns, which may write the substrings.
     """
+    return without(schema, _LENGTHS + _PATTERNS)
+
+
+def without(schema: Any, keywords: tuple[str, ...]) -> Any:
+    """`schema` without `keywords`, at any depth."""
     if isinstance(schema, list):
-        return [without_lengths(member) for member in schema]
+        return [without(member, keywords) for member in schema]
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _LENGTHS:
+        if key in keywords:
             continue
         if key in _DATA:
             result[key] = value
         elif key in _MAPS and isinstance(value, Mapping):
-            result[key] = {name: without_lengths(member) for name, member in value.items()}
+            result[key] = {name: without(member, keywords) for name, member in value.items()}
         else:
-            result[key] = without_lengths(value)
+            result[key] = without(value, keywords)
     return result

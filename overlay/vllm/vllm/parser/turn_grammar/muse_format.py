@@ -10,6 +10,7 @@ from __future__ import annotations
 from vllm.parser.turn_grammar.wire_format import CallSyntax, ParameterSyntax, TurnFormat
 
 START, MESSAGE, END_MESSAGE, END_TURN = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
+END_OF_TEXT = "<|end_of_text|>"
 ANCHOR = START + "assistant"
 NEXT_MESSAGE = END_MESSAGE + ANCHOR
 
@@ -33,6 +34,7 @@ _CALL = CallSyntax(
     separators=(NEXT_MESSAGE,),
     parameter=_PARAMETER,
     doubled=True,
+    taken=frozenset({"self", "user", "commentary", "developer"}),
 )
 
 MUSE = TurnFormat(
@@ -41,7 +43,7 @@ MUSE = TurnFormat(
     thinking=((" to=self<|message|>",), (NEXT_MESSAGE,)),
     answer=((" to=user<|message|>",), (END_TURN,)),
     call=_CALL,
-    reserved=(START, MESSAGE, END_MESSAGE, END_TURN),
+    reserved=(START, MESSAGE, END_MESSAGE, END_TURN, END_OF_TEXT),
     preambles=(((" to=commentary<|message|>", " to=user<|message|>"), (NEXT_MESSAGE,)),),
     always_thinks=False,
     anchor_texts=(ANCHOR,),

@@ -11,7 +11,8 @@ from vllm.logger import init_logger
 from vllm.parser.chat_format import json_text
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.formats import NotGrammar, accepted
-from vllm.parser.turn_grammar.json_schemas import bounds_string_length, sized_strings_as_patterns
+from vllm.parser.turn_grammar.guarded import guarded
+from vllm.parser.turn_grammar.json_schemas import bounds_string_length, has_patterns, sized_strings_as_patterns
 from vllm.parser.turn_grammar.limits import (
     MAX_GRAMMAR_BYTES,
     MAX_REGEX_BYTES,
@@ -30,7 +31,7 @@ def answer_body(params: StructuredOutputsParams | None, delimiters: tuple[str, .
     """Format of the answer's text, None for any text.
 
     Args:
-        delimiters: substrings that would end the answer; JSON strings may not hold them.
+        delimiters: substrings that would end the answer; no text of the format holds them.
 
     Raises:
         NotGrammar: the request's constraint is not one a turn can carry (a structural tag of
@@ -45,20 +46,26 @@ def answer_body(params: StructuredOutputsParams | None, delimiters: tuple[str, .
         schema = params.json if not isinstance(params.json, str) else _loaded(params.json)
         check_schema(schema, parameter="response_format")
         schema = sized_strings_as_patterns(schema)
-        # A length and excluded substrings cannot both be held; the client asked for the length.
-        kept = () if bounds_string_length(schema) else delimiters
-        return accepted(f.json_value(schema, kept))
+        if bounds_string_length(schema):
+            # A length and excluded substrings cannot both be held by one grammar.
+            return guarded(accepted(f.json_value(schema)), delimiters)
+        body = accepted(f.json_value(schema, delimiters))
+        return guarded(body, delimiters) if has_patterns(schema) else body
     if params.regex is not None:
         _check(params.regex, MAX_REGEX_BYTES, "the regex")
-        return accepted(f.regex(params.regex))
+        return guarded(accepted(f.regex(params.regex)), delimiters)
     if params.choice is not None:
         if not params.choice:
             raise NotGrammar("an empty list of choices")
         check_schema({"enum": params.choice}, parameter="structured_outputs", owner="the choices")
+        if held := next((mark for choice in params.choice for mark in delimiters if mark in choice), None):
+            raise VLLMValidationError(
+                f"a choice holds {held!r}, which would end the answer; leave it out", parameter="structured_outputs"
+            )
         return f.any_of(params.choice)
     if params.grammar is not None:
         _check(params.grammar, MAX_GRAMMAR_BYTES, "the grammar")
-        return _written_out(_ebnf(params.grammar))
+        return guarded(_written_out(_ebnf(params.grammar)), delimiters)
     raise NotGrammar("a structural tag of the client's own")
 
 

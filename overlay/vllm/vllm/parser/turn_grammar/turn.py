@@ -167,7 +167,8 @@ def _arguments(turn: TurnFormat, syntax: CallSyntax, tool: Tool, rules: TurnRule
 def _call(syntax: CallSyntax, tool: Tool, content: f.Format) -> f.Format:
     names = [tool.name]
     if syntax.doubled and "." not in tool.name:
-        names.insert(0, f"{tool.name}.{tool.name}")
+        doubled = f"{tool.name}.{tool.name}"
+        names = [doubled] if tool.name in syntax.taken else [doubled, tool.name]
     spelled = "|".join(map(escape, names))
     header = f.regex(syntax.before + (f"(?:{spelled})" if len(names) > 1 else spelled) + syntax.after)
     if not syntax.body_begin:

@@ -65,6 +65,7 @@ class CallSyntax:
         closers: literals that end a call.
         separators: the closers after which another call may follow.
         doubled: a name without a dot may also be written `name.name`.
+        taken: names that mean something else in a header; a tool of that name is only written doubled.
     """
 
     before: str
@@ -77,6 +78,7 @@ class CallSyntax:
     body_begin: str = ""
     body_end: str = ""
     doubled: bool = False
+    taken: frozenset[str] = frozenset()
     begins: tuple[str, ...] = ()
 
     def spells(self, name: str) -> bool:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's own regex, EBNF or sized strings cannot write what closes the answer, as a token or spelled out."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import xgrammar as xgr
+from test_turn_grammar_hooks import PROMPT, TEMPLATE, ByteTokenizer, allowed, manager
+from turn_harness import request_of, tag_of
+from vllm.parser.turn_grammar.guarded import guard_of
+from vllm.parser.turn_grammar.muse_format import MUSE
+from vllm.parser.turn_grammar.request import Serving, constrain_request
+from vllm.parser.turn_grammar.template_format import turn_format
+from vllm.sampling_params import SamplingParams
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+
+ANSWER = "<|channel|>analysis<|message|>r<|end|><|start|>assistant<|channel|>final<|message|>"
+SIZED = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]}
+PATTERNED = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[^b]*$"}}, "required": ["a"]}
+# A constraint and the beginning of an answer, inside of which a closer is text to the constraint.
+BODIES = {
+    "regex": ({"regex": "[^b]{12}"}, "aa"),
+    "any": ({"regex": r"(.|\n)*"}, "aa"),
+    "ebnf": ({"grammar": "root ::= [^b]{12}"}, "aa"),
+    "sized json": ({"json": SIZED}, '{"a": "a'),
+    "json pattern": ({"json": PATTERNED}, '{"a": "a'),
+}
+
+
+def tag(fields, turn=None):
+    made = constrain_request(
+        request_of({"structured_outputs": fields}, None),
+        turn or turn_format(TEMPLATE),
+        prompt=PROMPT,
+        serving=Serving(),
+    )
+    return tag_of(made)
+
+
+def grammar_of(fields, text=None):
+    params = SamplingParams()
+    params._all_stop_token_ids = {ByteTokenizer.ids["<|return|>"]}
+    key = (StructuredOutputOptions.STRUCTURAL_TAG, text or tag(fields))
+    request = SimpleNamespace(
+        request_id="r", sampling_params=params, structured_output_request=SimpleNamespace(structured_output_key=key)
+    )
+    return manager()._create_grammar(request)
+
+
+def unguarded(text):
+    return text.replace('"guarded"', '"other"')
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_closer_is_no_text_of_the_answer(name):
+    fields, begun = BODIES[name]
+    held, free = grammar_of(fields), grammar_of(fields, unguarded(tag(fields)))
+    for grammar in (held, free):
+        assert grammar.accept_tokens("r", list((ANSWER + begun).encode()))
+    closing = {"<|end|>", "<|return|>"}
+    assert closing & set(allowed(free))  # control: what the constraint itself admits
+    if name != "any":
+        assert not closing & set(allowed(held))
+    assert not held.accept_tokens("r", list(b"<|end|>aaa"))
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_every_other_text_is_still_the_clients(name):
+    fields, begun = BODIES[name]
+    rest = '<|e"}' if "json" in name else "<|end-aaaa"
+    held = grammar_of(fields)
+    assert held.accept_tokens("r", list((ANSWER + begun + rest).encode()))
+    assert {"<|return|>"} <= set(allowed(held))
+    assert held.accept_tokens("r", [ByteTokenizer.ids["<|return|>"]])
+    assert held.is_terminated()
+
+
+def test_drafts_and_rollbacks_hold_both():
+    held = grammar_of({"regex": "[^b]{30}"})
+    assert held.accept_tokens("r", list((ANSWER + "aa").encode()))
+    before = allowed(held)
+    draft = list(b"a<|end|>a")
+    assert held.validate_tokens(draft) == draft[:7]
+    assert allowed(held) == before
+    assert held.accept_tokens("r", draft[:7])
+    held.rollback(7)
+    assert allowed(held) == before
+    assert held.accept_tokens("r", list(b"a" * 28))
+    held.reset()
+    assert held.accept_tokens("r", list(ANSWER.encode()))
+
+
+@pytest.mark.parametrize("turn", [turn_format(TEMPLATE), MUSE], ids=["beam", "muse"])
+@pytest.mark.parametrize("name", BODIES)
+def test_the_guard_is_the_turn_with_free_text(turn, name):
+    text = tag(BODIES[name][0], turn)
+    guard = json.loads(guard_of(text))
+    assert '"guarded"' not in json.dumps(guard)
+    assert xgr.Grammar.from_structural_tag(json.dumps(guard)) is not None
+
+
+def test_what_needs_no_guard_has_none():
+    plain = constrain_request(request_of({}, None), turn_format(TEMPLATE), prompt=PROMPT, serving=Serving())
+    assert guard_of(tag_of(plain)) is None
+    assert guard_of(tag({"choice": ["guarded"]})) is None
+    schema = {"type": "object", "properties": {"guarded": {"type": "object"}}, "required": ["guarded"]}
+    assert guard_of(tag({"json": schema})) is None
+    assert grammar_of({"json": schema}).guard is None
