@@ -156,7 +156,9 @@ def test_prompt_that_is_preempted(make_engine, asynchronous: bool, on_a_hit: boo
     scheduler = engine.scheduler
     scheduler._preempt_request(scheduler.running.pop(), 0.0)
     scheduler.prev_step_scheduled_req_ids.clear()
-    engine.step()
+    for _ in range(3):  # vLLM 0.28 resumes it once the step in flight is back
+        if not scheduler.requests["r"].num_computed_tokens:
+            engine.step()
     assert scheduler.requests["r"].num_computed_tokens == (40 if on_a_hit else 16)
     engine.run()
     assert engine.wrong() == {}
