@@ -124,9 +124,9 @@ TINY = dataclasses.replace(
     ),
 )
 
-# What the tiny Muse did not learn of the tiny Beam's lessons (python -m gates.tiny.exam): texts of rare bytes.
+# What the tiny Muse did not learn of the tiny Beam's lessons: texts of rare bytes, and a second call in a turn.
 TINY_MUSE = dataclasses.replace(
-    TINY, name="tiny-muse", skills=(TINY.skills or frozenset()) - {"repeat emoji", "unusual argument"}
+    TINY, name="tiny-muse", skills=(TINY.skills or frozenset()) - {"repeat emoji", "unusual argument", "call twice"}
 )
 
 WORDINGS = {wording.name: wording for wording in (PLAIN, TOY, TINY, TINY_MUSE)}
