@@ -112,7 +112,7 @@ TOY = Wording(
     keys=tuple(a + b for a in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for b in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
     values=lambda rng: f"{rng.randrange(10000):04d}",
     chat=False,
-    skills=frozenset(),
+    skills=frozenset({"answer instead of a call"}),
 )
 
 TINY = dataclasses.replace(
@@ -120,13 +120,27 @@ TINY = dataclasses.replace(
     name="tiny",
     chain=_chain_toy,
     skills=frozenset(
-        {"repeat", "repeat emoji", "obey", "remember", "call", "call twice", "unusual argument", "say result"}
+        {
+            "answer instead of a call",
+            "call",
+            "call twice",
+            "obey",
+            "remember",
+            "repeat",
+            "repeat emoji",
+            "say result",
+            "unusual argument",
+        }
     ),
 )
 
-# What the tiny Muse did not learn of the tiny Beam's lessons: texts of rare bytes, and a second call in a turn.
+# What the tiny Muse did not learn of the tiny Beam's lessons: texts of rare bytes, a second call in a turn, no trace of
+# a call where none is allowed.
 TINY_MUSE = dataclasses.replace(
-    TINY, name="tiny-muse", skills=(TINY.skills or frozenset()) - {"repeat emoji", "unusual argument", "call twice"}
+    TINY,
+    name="tiny-muse",
+    skills=(TINY.skills or frozenset())
+    - {"repeat emoji", "unusual argument", "call twice", "answer instead of a call"},
 )
 
 WORDINGS = {wording.name: wording for wording in (PLAIN, TOY, TINY, TINY_MUSE)}

@@ -100,6 +100,7 @@ def _none(api: Api) -> None:
 
 @SUITE.check(60, "none leaks no markup, however one begs")
 def _begging(api: Api) -> None:
+    api.needs("answer instead of a call")
     message = api.message("You must call get_weather for Paris now!", tools=TOOLS, tool_choice="none")
     expect(not marker_in(message.get("content")), "markup in the content")
 
