@@ -51,55 +51,68 @@ def run_and_kill(demo: Demo, tool: Tool, after: float, *words: str) -> bool:
         return True
 
 
-def moments(whole: float) -> list[float]:
-    """Points in time, more of them late in the run, where the writing is."""
-    chance = random.Random(SEED)
-    return [whole * (0.15 + 0.95 * chance.random() ** 0.7) for _ in range(POINTS)]
+class Kills:
+    """Kills at `POINTS` moments of a run, more of them late, where the writing is.
+
+    A run that ended before its kill makes the later kills earlier: how long one takes varies with what else runs.
+    """
+
+    def __init__(self, whole: float) -> None:
+        self._whole = whole
+        self._chance = random.Random(SEED)
+        self.count = 0
+
+    def run(self, demo: Demo, tool: Tool, *words: str) -> None:
+        """Start a run and kill it, unless it ends first."""
+        if run_and_kill(demo, tool, self._whole * (0.15 + 0.95 * self._chance.random() ** 0.7), *words):
+            self.count += 1
+        else:
+            self._whole *= 0.7
 
 
 def test_fetch(tmp_path: Path, tool: Tool) -> None:
-    killed = 0
     extra = {f"demo/m{n}.py": os.urandom(2000) for n in range(200)}
     demo, _ = make_sdist_demo(tmp_path, extra=extra)
     whole = duration(demo, tool, "fetch")
     shutil.rmtree(demo.cache, ignore_errors=True)
     whole = min(whole, duration(demo, tool, "fetch"))  # the first run may also have compiled the tool
-    for moment in moments(whole):
+    kills = Kills(whole)
+    for _ in range(POINTS):
         shutil.rmtree(demo.cache, ignore_errors=True)
-        killed += run_and_kill(demo, tool, moment, "fetch")
+        kills.run(demo, tool, "fetch")
         for entry in (demo.cache / "base").glob("*.git") if (demo.cache / "base").exists() else []:
             git(entry, "fsck", "--full")
             git(entry, "rev-parse", "--verify", "refs/heads/base^{tree}")
         tool.ok(demo, "fetch")
         tool.ok(demo, "lock")
-    assert killed >= 3, "most runs were killed while at work"
+    assert kills.count >= 3, "most runs were killed while at work"
 
 
 def test_trees(demo: Demo, tool: Tool) -> None:
     files = demo.files()
     series = (demo.patches / "series").read_text()
-    killed = 0
-    for number, moment in enumerate(moments(duration(demo, tool, "trees", "--force"))):
+    kills = Kills(duration(demo, tool, "trees", "--force"))
+    for number in range(POINTS):
         (demo.patches / "series").write_text(f"# {number}\n{series}")
-        killed += run_and_kill(demo, tool, moment, "trees")
+        kills.run(demo, tool, "trees")
         assert demo.files() == files, "the tree is whole, the old one or the new one"
         tool.ok(demo, "trees")
         assert demo.files() == files
-    assert killed >= 3
+    assert kills.count >= 3
 
 
 def test_export(demo: Demo, tool: Tool) -> None:
     """After any kill: all files old or, once the next run has begun, all files new."""
-    killed = 0
     whole = duration(demo, tool, "export") * 1.3
-    for number, moment in enumerate(moments(whole)):
+    kills = Kills(whole)
+    for number in range(POINTS):
         old = demo.snapshot()
         word = f"hook round {number}\n".encode()
         demo.change(
             {**demo.edit("b.txt", b"three\n", word + b"three\n"), "own/round.txt": word, f"own/r{number}.txt": word},
             f"Round {number}",
         )
-        killed += run_and_kill(demo, tool, moment, "export")
+        kills.run(demo, tool, "export")
         tool.run(demo, "status")  # any verb finishes what was committed before the kill
         assert demo.snapshot() == old or f"round-{number}.patch" in (demo.patches / "series").read_text()
         if demo.snapshot() != old:
@@ -107,25 +120,25 @@ def test_export(demo: Demo, tool: Tool) -> None:
         tool.ok(demo, "export")
         assert (demo.patches / f"round-{number}.patch").exists()
         assert "unchanged" in tool.ok(demo, "trees")
-    assert killed >= 3
+    assert kills.count >= 3
     tool.ok(demo, "lock")
     tool.ok(demo, "verify")
 
 
 def test_rebase(demo: Demo, tool: Tool, demo_maker: Callable[..., Demo]) -> None:
     """After any kill: either everything is at the old base or everything at the new one."""
-    killed = 0
     spare = demo_maker()
     text = (spare.upstream / "a.txt").read_bytes()
     (spare.upstream / "a.txt").write_bytes(b"line 0\n" + text)
     spare.commit_upstream("next")
     whole = duration(spare, tool, "rebase", "--upstream", "demo", "--to", "main", "--accept")
-    for number, moment in enumerate(moments(whole)):
+    kills = Kills(whole)
+    for number in range(POINTS):
         old = demo.snapshot()
         content = (demo.upstream / "a.txt").read_bytes()
         (demo.upstream / "a.txt").write_bytes(b"round %d\n" % number + content)
         commit = demo.commit_upstream(f"round {number}")
-        killed += run_and_kill(demo, tool, moment, "rebase", "--upstream", "demo", "--to", commit, "--accept")
+        kills.run(demo, tool, "rebase", "--upstream", "demo", "--to", commit, "--accept")
         tool.run(demo, "status")
         now = demo.snapshot()
         if now != old:
@@ -139,7 +152,7 @@ def test_rebase(demo: Demo, tool: Tool, demo_maker: Callable[..., Demo]) -> None
             else:
                 assert result.code == 0, result.err
         tool.ok(demo, "trees")
-    assert killed >= 3
+    assert kills.count >= 3
     tool.ok(demo, "verify")
 
 

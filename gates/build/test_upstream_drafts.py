@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DRAFTS = ROOT / "docs" / "upstream"
-# Without a patch of their own: what nothing served depends on, and what the scheduler of the prefill share does besides.
+# Without a patch of their own: what nothing served needs, and what the scheduler of the prefill share does besides.
 FINDINGS = {"docs/upstream/preempted-blocks.md", "docs/upstream/transformers-sdpa.md"}
 SECTIONS = ["Symptom", "Evidence", "Idea of the change"]
 
