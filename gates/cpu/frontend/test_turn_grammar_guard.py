@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import xgrammar as xgr
 from test_turn_grammar_hooks import PROMPT, TEMPLATE, ByteTokenizer, allowed, manager
-from turn_harness import request_of, tag_of
+from turn_harness import ByteMatcher, request_of, tag_of
 from vllm.parser.turn_grammar.guarded import guard_of
 from vllm.parser.turn_grammar.muse_format import MUSE
 from vllm.parser.turn_grammar.request import Serving, constrain_request
@@ -109,3 +109,22 @@ def test_what_needs_no_guard_has_none():
     schema = {"type": "object", "properties": {"guarded": {"type": "object"}}, "required": ["guarded"]}
     assert guard_of(tag({"json": schema})) is None
     assert grammar_of({"json": schema}).guard is None
+
+
+@pytest.mark.parametrize(("pattern", "held"), [("^[a-z]{2,4}-[0-9]+$", True), ("^[^b]*$", False), ("^.{1,9}$", False)])
+def test_patterns_inside_an_arguments_json(pattern, held):
+    """Held to, unless the pattern could write what ends the value; that is never written."""
+    inner = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"o": inner}, "required": ["o"]}}
+    made = constrain_request(
+        request_of({"tool_choice": "required"}, [{"type": "function", "function": function}]),
+        turn_format(TEMPLATE),
+        prompt=PROMPT,
+        serving=Serving(),
+    )
+    call = ANSWER.split("<|channel|>final")[0] + " to=f<|channel|>analysis <|constrain|>xml<|message|>"
+    call += '<rfl:parameter name="o">\n{"a": "%s"}\n</rfl:parameter><|call|>'
+    matcher = ByteMatcher(tag_of(made))
+    assert matcher.read(call % "ab-12")[1]
+    assert matcher.read(call % "AB")[0] is not held
+    assert not matcher.read(call % "x<|call|>")[0]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _LENGTHS = ("minLength", "maxLength")
@@ -60,27 +60,29 @@ def has_patterns(schema: Any) -> bool:
     return without(schema, _PATTERNS) != schema
 
 
-def excludable(schema: Any) -> Any:
+def excludable(schema: Any, may_write: Callable[[str], bool]) -> Any:
     """`schema` without what xgrammar cannot hold beside excluded substrings: string lengths, for which it would print a
-    warning at each compilation, and patterns, which may write the substrings.
+    warning at each compilation, and the patterns of strings that may write the substrings.
     """
-    return without(schema, _LENGTHS + _PATTERNS)
+    return without(
+        schema, _LENGTHS, lambda key, value: key == "pattern" and isinstance(value, str) and may_write(value)
+    )
 
 
-def without(schema: Any, keywords: tuple[str, ...]) -> Any:
-    """`schema` without `keywords`, at any depth."""
+def without(schema: Any, keywords: tuple[str, ...], dropped: Callable[[str, Any], bool] | None = None) -> Any:
+    """`schema` without `keywords`, and what else is `dropped` by its keyword and value, at any depth."""
     if isinstance(schema, list):
-        return [without(member, keywords) for member in schema]
+        return [without(member, keywords, dropped) for member in schema]
     if not isinstance(schema, Mapping):
         return schema
     result: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in keywords:
+        if key in keywords or (dropped is not None and dropped(key, value)):
             continue
         if key in _DATA:
             result[key] = value
         elif key in _MAPS and isinstance(value, Mapping):
-            result[key] = {name: without(member, keywords) for name, member in value.items()}
+            result[key] = {name: without(member, keywords, dropped) for name, member in value.items()}
         else:
-            result[key] = without(value, keywords)
+            result[key] = without(value, keywords, dropped)
     return result

@@ -74,9 +74,14 @@ def _check_texts(value: Any, owner: str, parameter: str) -> None:
     members = [value] if isinstance(value, str) else value if isinstance(value, (list, Mapping)) else ()
     lengths = [len(text) for text in members if isinstance(text, str)]
     if lengths and max(lengths) > MAX_TEXT:
-        _refuse(f"{owner} holds a text of {max(lengths)} characters, at most {MAX_TEXT} are served; shorten it", parameter)
+        _refuse(
+            f"{owner} holds a text of {max(lengths)} characters, at most {MAX_TEXT} are served; shorten it", parameter
+        )
     if sum(lengths) > MAX_TEXTS:
-        _refuse(f"{owner} holds {sum(lengths)} characters of text, at most {MAX_TEXTS} are served; send fewer or shorter ones", parameter)
+        _refuse(
+            f"{owner} holds {sum(lengths)} characters of text, at most {MAX_TEXTS} are served; send fewer",
+            parameter,
+        )
 
 
 def check_size(value: Any, limit: int, *, parameter: str, owner: str) -> int:

@@ -65,6 +65,14 @@ def literals(values: Sequence[str], delimiters: Sequence[str]) -> list[str]:
     return spelled
 
 
+def may_write(pattern: str, delimiters: Sequence[str]) -> bool:
+    """Whether some match of `pattern` may begin one of `delimiters`; also where that is not certain."""
+    try:
+        return _writes(unanchored(patterns.nodes(pattern)), {delimiter[0] for delimiter in delimiters if delimiter})
+    except NotGrammar:
+        return True
+
+
 def _pattern(schema: Mapping[str, Any], starts: set[str]) -> str | None:
     pattern = schema.get("pattern")
     if isinstance(pattern, str):

@@ -11,7 +11,7 @@ from vllm.parser.chat_format import json_text
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.json_schemas import excludable
-from vllm.parser.turn_grammar.strings import literals, string_value
+from vllm.parser.turn_grammar.strings import literals, may_write, string_value
 
 JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
 
@@ -110,4 +110,4 @@ def _json(
         body = {"anyOf": [body, {"type": "null"}]}
     if definitions and "$ref" in json.dumps(body):
         body = {**body, **definitions}
-    return f.accepted(f.json_value(excludable(body), delimiters))
+    return f.accepted(f.json_value(excludable(body, lambda pattern: may_write(pattern, delimiters)), delimiters))
