@@ -13,7 +13,7 @@ SUITE = Suite("api-usage-errors", "usage adds up; bad requests are 400s and leav
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Answer in one word."},
     {"role": "user", "content": "Which colour has the sky?"},
-    {"role": "assistant", "content": "Blue."},
+    {"role": "assistant", "content": "Blue.", "reasoning_content": "A colour was named: name one back."},
     {"role": "user", "content": "And grass?"},
 ]
 
