@@ -99,7 +99,10 @@ def test_control_without_one_fix(make_engine, monkeypatch, asynchronous, module,
             importlib.import_module("vllm_gaudi.runtime.logit_rows"), "prefill_tokens", lambda request, known: known
         )
     try:
-        fuzz, _ = _fuzz(make_engine, asynchronous, 1500, seed=2)
+        fuzz, _ = _fuzz(make_engine, asynchronous, 0, seed=2)
+        for _ in range(15):
+            if fuzz.run(100).wrong:
+                break
     except (AssertionError, IndexError, RuntimeError, ValueError, KeyError):
         return
     assert fuzz.wrong, "the fault went unnoticed"
