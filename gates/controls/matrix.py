@@ -20,6 +20,8 @@ from gates.core.client import Client
 from gates.core.result import GateResult, Verdict
 from gates.core.runner import run_one
 
+SERVER_ARGS = "of the controls"
+
 # A fault may also trip gates that are not its own, where it spoils what they measure; named here, with the reason.
 ALSO_RED: dict[str, dict[str, str]] = {
     "shifted-logits": {"api-logprobs": "an answer read back is scored by prompt log probabilities"},
@@ -70,7 +72,7 @@ def context(
     facts = server_facts.read(client)
     # The proxy has an address of its own: only told arguments make it the server that was recorded.
     return gate.Context(
-        client, facts, sizes, thresholds.load(), records=cache, reference=reference, server_args="of the controls"
+        client, facts, sizes, thresholds.load(), records=cache, reference=reference, server_args=SERVER_ARGS
     )
 
 

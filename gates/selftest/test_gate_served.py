@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gates.controls import mutants, mutated
+from gates.controls import matrix, mutants, mutated
 from gates.core import gate, ledger
 from gates.core.result import Verdict
 from gates.tiny import serve
@@ -46,7 +46,8 @@ def _judge(model: str, tmp_path_factory: pytest.TempPathFactory) -> Served:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with serve.serve(checkpoint, log=folder / "server.log") as server:
         first = ["run", "--base-url", server.url, "--profile", PROFILES[model], "--floor", "--reference", str(scores)]
-        first += ["--server-log", str(folder / "server.log")]
+        # A mutated build has another address: the arguments make it the server whose records these are.
+        first += ["--server-log", str(folder / "server.log"), "--server-args", matrix.SERVER_ARGS]
         gates = [sys.executable, "-m", "gates"]
         # The gates that compare with a record make it first.
         record = [*first, *(word for name in RECORDED for word in ("--only", name))]
