@@ -16,15 +16,7 @@ from gates.tiny.family import Family, Tensors
 from gates.tiny.turns import BEAM
 
 SMALL: dict[str, Any] = {
-    "vocab_size": start.VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 128,
-    "num_hidden_layers": start.LAYERS,
-    "num_attention_heads": start.BACK,
-    "num_key_value_heads": 2,
-    "head_dim": start.HEAD,
-    "max_position_embeddings": 2048,
-    "sliding_window": start.WINDOW,
+    **start.SIZES,
     "moe_intermediate_size": 64,
     "num_experts": 8,
     "num_experts_per_tok": 2,

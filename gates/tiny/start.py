@@ -20,6 +20,18 @@ HEAD = 32
 WINDOW = 64
 LAYERS = 4  # three with a sliding window, then a full one
 VOCABULARY = 384
+# What both tiny models share, under the names of Hugging Face's configurations.
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": BACK,
+    "num_key_value_heads": 2,
+    "head_dim": HEAD,
+    "max_position_embeddings": 2048,
+    "sliding_window": WINDOW,
+}
 
 
 def block(index: int) -> slice:

@@ -64,9 +64,15 @@ def _taken(item: Mapping[str, Any], place: str, parameter: str) -> tuple[dict[st
     """`item` without its reasoning, and that text; None without one."""
     own = dict(item)
     found = [value for name in _NAMES if (value := own.pop(name, None)) is not None]
-    if not found:
-        return own, None
-    value = found[0]
+    return own, reasoning_text(found[0], place, parameter) if found else None
+
+
+def reasoning_text(value: Any, place: str, parameter: str) -> str:
+    """Reasoning as a client sends it back: a text, or a list of parts with texts.
+
+    Raises:
+        VLLMValidationError: it is neither; names `place` and `parameter`.
+    """
     if isinstance(value, list) and all(
         isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in value
     ):
@@ -77,4 +83,4 @@ def _taken(item: Mapping[str, Any], place: str, parameter: str) -> tuple[dict[st
             "it was",
             parameter=parameter,
         )
-    return own, value
+    return value

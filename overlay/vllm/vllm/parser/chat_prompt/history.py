@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import partial_json_parser
+from vllm.entrypoints.openai.earlier_reasoning import reasoning_text
 from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
 
@@ -58,17 +59,7 @@ def _reasoning(message: dict[str, Any], index: int) -> None:
     if value is None:
         message.pop("reasoning", None)
         return
-    if isinstance(value, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in value
-    ):
-        value = "".join(part["text"] for part in value)
-    if not isinstance(value, str):
-        raise VLLMValidationError(
-            f"messages[{index}]: reasoning is {type(value).__name__}; send the text of "
-            "`reasoning` from the earlier response as it was",
-            parameter="messages",
-        )
-    message["reasoning"] = value
+    message["reasoning"] = reasoning_text(value, f"messages[{index}]", "messages")
 
 
 def _calls(message: dict[str, Any], names: dict[str, str], index: int) -> None:
