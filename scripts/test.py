@@ -73,7 +73,14 @@ def _with_wheels(project: Project) -> Environment:
 PARTS = (
     Part("build", ("gates/build", "gates/attacks"), _with_wheels, minutes=4),
     Part("gates", ("gates/selftest",), lambda project: environment.ensure("serve"), minutes=2),
-    Part("cpu", ("gates/cpu",), env_verb.ensure_serve, minutes=13),
+    # Two parts in one environment, so that two cores share what starts servers.
+    Part(
+        "serving",
+        ("gates/cpu/frontend", "gates/cpu/hpusim", "gates/cpu/runner", "gates/cpu/stack"),
+        env_verb.ensure_serve,
+        minutes=8,
+    ),
+    Part("models", ("gates/cpu/beam", "gates/cpu/loader", "gates/cpu/muse"), env_verb.ensure_serve, minutes=6),
     Part("oracle", ("gates/oracle/tests",), lambda project: environment.ensure("hf")),
 )
 
@@ -191,7 +198,7 @@ def _tell(name: str, command: list[str], project: Project, variables: dict[str, 
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            data(f"{name:<6}| {line.decode('utf-8', 'replace').rstrip()}")
+            data(f"{name:<7}| {line.decode('utf-8', 'replace').rstrip()}")
     return process.returncode
 
 
