@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 
 import jsonschema
 import pytest
@@ -173,6 +174,34 @@ def test_required_calls_are_valid(name, tools, seed):
     valid_calls(calls, tools)
     joined = lane.streamed(request, text, seed)
     assert joined == (reasoning, content, [[call.name, call.arguments] for call in calls]), text
+
+
+# The last closer before the next parameter or the end of the call: whatever the parser takes for one earlier is lost.
+WRITTEN = {
+    "muse": r'name="a">(.*)</atem:parameter>\n<atem:parameter name="b">(.*)</atem:parameter>\n</atem:invoke>',
+    "T1": r'name="a">\n(.*)\n</rfl:parameter>\n?<rfl:parameter name="b">\n(.*)\n</rfl:parameter>$',
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize(
+    "form", [{"type": "string"}, {"type": "string", "minLength": 3}, {"type": "string", "maxLength": 40}]
+)
+def test_text_values_are_read_as_they_were_written(name, form):
+    lane, tools = (
+        LANES[name],
+        [tool("f", {"type": "object", "properties": {"a": form, "b": form}, "required": ["a", "b"]})],
+    )
+    read = 0
+    for seed in range(40):
+        _request, text, ended, (_, _, calls) = lane.draw(
+            {"tool_choice": "required", "parallel_tool_calls": False}, tools, seed
+        )
+        written = re.search(WRITTEN[name], text, re.DOTALL) if ended else None
+        if written:
+            assert [json.loads(call.arguments) for call in calls] == [{"a": written[1], "b": written[2]}], text
+            read += 1
+    assert read > 5
 
 
 @pytest.mark.parametrize("name", LANES)

@@ -37,6 +37,20 @@ MARKERS = {
         " to=",
     ],
 }
+# What a parser looks for beside the markers, as tokens of their own: a walk by bytes would hardly ever spell them.
+KIN = {
+    "beam": ["</rfl:parameter>", "<rfl:parameter", ">\n", " to=evil", "<|constrain|>xml", "<|channel|>analysis"],
+    "muse": [
+        "</atem:parameter>",
+        "</atem:invoke>",
+        "<atem:invoke",
+        '<atem:invoke name="evil">',
+        "<atem:parameter",
+        "<atem:function_calls>",
+        "</atem:function_calls>",
+        "\n\n",
+    ],
+}
 STOPS = {"beam": ("<|return|>", "<|call|>"), "muse": ("<|eot|>",)}
 # Text is drawn from what is awkward: markup, quotes, escapes, line ends, and more than ASCII.
 TEXT = [chr(code) for code in range(32, 127)] + [
@@ -59,13 +73,13 @@ class Walker:
     """Draws turns for one wire format. Tokens are bytes, the format's markers and pieces of text."""
 
     def __init__(self, label: str):
-        texts = list(dict.fromkeys(MARKERS[label] + [text for text in TEXT if len(text.encode()) > 1]))
+        long = [text for text in TEXT if len(text.encode()) > 1]
+        texts = list(dict.fromkeys(MARKERS[label] + KIN[label] + long))
         self.vocab = [bytes([byte]) for byte in range(256)] + [text.encode() for text in texts]
         self.ids = {text: 256 + index for index, text in enumerate(texts)}
         self.markers = [self.ids[text] for text in MARKERS[label]]
-        self.text = [ord(text) for text in TEXT if len(text.encode()) == 1] + [
-            self.ids[text] for text in TEXT if len(text.encode()) > 1
-        ]
+        self.kin = [self.ids[text] for text in KIN[label]]
+        self.text = [ord(text) for text in TEXT if len(text.encode()) == 1] + [self.ids[text] for text in long]
         self.stops = [self.ids[text] for text in STOPS[label]]
         self.info = xgr.TokenizerInfo(self.vocab, stop_token_ids=[self.stops[0]])
         self.compiler = xgr.GrammarCompiler(self.info)
@@ -98,6 +112,7 @@ class Walker:
         groups = [
             (self.markers, 1.0 if hurry else 0.3),
             ([ord(char) for char in '"}]'], 0.5 if hurry else 0.15),
+            (self.kin, 0.0 if hurry else 0.15),
             (self.text, 1.0),
         ]
         for group, chance in groups:

@@ -21,8 +21,7 @@ from vllm.parser.chat_format.muse_turn import (
 )
 from vllm.parser.chat_format.prompt_text import decode, tail_with
 from vllm.parser.chat_format.turn_piece import TurnMode
-from vllm.parser.unified import UnifiedParser
-from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
+from vllm.parser.unified import UnifiedParser, UnifiedReasoningParser
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 _HEADER = regex.compile(r"(?:to=(?P<recipient>[^\s<]+))?<\|message\|>")
@@ -36,7 +35,7 @@ def _prompt_tail(tokenizer: Any, token_ids: Sequence[int]) -> str:
     return tail_with(tokenizer, token_ids, lambda text: "<|start|>" in text)
 
 
-class MuseReasoningParser(ReasoningParser):
+class MuseReasoningParser(UnifiedReasoningParser):
     """Says where reasoning ends: at the first message to the user or to a tool."""
 
     @classmethod
@@ -100,15 +99,6 @@ class MuseReasoningParser(ReasoningParser):
                 continue
             header = index + 1
         return count
-
-    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
-        raise NotImplementedError("the unified parser splits the text")
-
-    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
-        raise NotImplementedError("the unified parser splits the text")
-
-    def extract_reasoning_streaming(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("the unified parser splits the text")
 
 
 class MuseToolParser(ToolParser):

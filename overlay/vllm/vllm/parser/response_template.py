@@ -16,8 +16,7 @@ from vllm.parser.chat_format.reasoning import ReasoningCounter, reasoning_ended
 from vllm.parser.chat_format.template import TOOL_CALLS, ResponseTemplate, load_served_template
 from vllm.parser.chat_format.turn import TemplateTurn
 from vllm.parser.chat_format.turn_piece import TurnMode
-from vllm.parser.unified import UnifiedParser
-from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
+from vllm.parser.unified import UnifiedParser, UnifiedReasoningParser
 from vllm.tool_parsers.abstract_tool_parser import ToolParser
 
 
@@ -54,8 +53,8 @@ def prompt_tail(template: ResponseTemplate, tokenizer: Any, token_ids: Sequence[
     return tail_with(tokenizer, token_ids, template.has_anchor)
 
 
-class TemplateReasoningParser(ReasoningParser):
-    """Says where reasoning ends. The text itself is split by the unified parser this class stands for."""
+class TemplateReasoningParser(UnifiedReasoningParser):
+    """Says where reasoning ends, by the tokenizer's template."""
 
     @classmethod
     def unified_parser(cls) -> type[UnifiedParser]:
@@ -121,15 +120,6 @@ class TemplateReasoningParser(ReasoningParser):
         counter = self._counter
         new = token_ids[counter.tokens :]
         return counter.count(token_ids, (decode(self.model_tokenizer, [token_id]) for token_id in new))
-
-    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
-        raise NotImplementedError("the unified parser splits the text")
-
-    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
-        raise NotImplementedError("the unified parser splits the text")
-
-    def extract_reasoning_streaming(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("the unified parser splits the text")
 
 
 def _ends_within(token_ids: Sequence[int], ending: list[int], new: int) -> bool:

@@ -24,9 +24,23 @@ from vllm.parser.delta_metrics import record_deltas
 from vllm.parser.metrics import record_tool_parser_invocation
 from vllm.parser.turn_grammar.request import Serving, constrain_request
 from vllm.parser.turn_grammar.wire_format import turn_format_named
+from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.tool_parsers.utils import iter_response_function_tool_dicts
 
 logger = init_logger(__name__)
+
+
+class UnifiedReasoningParser(ReasoningParser):
+    """Says where reasoning ends. The text itself is split by the unified parser that the class stands for."""
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        raise NotImplementedError("the unified parser splits the text")
+
+    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
+        raise NotImplementedError("the unified parser splits the text")
+
+    def extract_reasoning_streaming(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("the unified parser splits the text")
 
 
 class UnifiedParser(Parser):

@@ -35,8 +35,11 @@ PARAMETER_END = _regex(r"</atem:parameter>")
 VALUE_ENDS = ("</atem:parameter>", "</atem:invoke>")
 # An invoke closer inside a value is text, unless the message or the next call follows: then a parameter closer is
 # missing.
+VALUE_BREAKS = tuple(f"</atem:invoke>{end}<atem:invoke" for end in ("", "\n", "\r\n"))
 _LOST_END = Delimiter(
-    regex.compile(r"</atem:invoke>\s*(?:(?=<atem:invoke[\s>])|(?:</atem:function_calls>\s*)?\Z)", regex.DOTALL)
+    regex.compile(
+        r"</atem:invoke>(?:(?:\r?\n)?(?=<atem:invoke[\s>])|\s*(?:</atem:function_calls>\s*)?\Z)", regex.DOTALL
+    )
 )
 
 # A closer that the token limit cut.

@@ -41,7 +41,8 @@ class Argument:
 def value_delimiters(call: CallSyntax, reserved: Sequence[str] = ()) -> tuple[str, ...]:
     """Substrings that would end a value, or the call, early."""
     syntax = call.parameter
-    return (*call.closers, *reserved, *(literal + syntax.begin for literal, _ in syntax.open_ends), *syntax.ends)
+    opening = (literal + syntax.begin for literal, _ in syntax.open_ends)
+    return (*call.closers, *reserved, *opening, *syntax.ends, *syntax.stops)
 
 
 def arguments(parameters: Mapping[str, Any] | None, call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:

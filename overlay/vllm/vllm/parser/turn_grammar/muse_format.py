@@ -7,6 +7,7 @@ it that a server could read, so the literals stand here.
 
 from __future__ import annotations
 
+from vllm.parser.chat_format.muse_call import VALUE_BREAKS, VALUE_ENDS
 from vllm.parser.turn_grammar.wire_format import CallSyntax, ParameterSyntax, TurnFormat
 
 START, MESSAGE, END_MESSAGE, END_TURN = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
@@ -18,8 +19,10 @@ _PARAMETER = ParameterSyntax(
     begin='<atem:parameter name="',
     key=r'[^"<>\s]+',
     middle='">',
-    ends=("</atem:parameter>\n",),
+    ends=(f"{VALUE_ENDS[0]}\n",),
     between="",
+    # The parser forgives a closer without its line end, and takes the next call for the end of a value without one.
+    stops=(VALUE_ENDS[0], *VALUE_BREAKS),
 )
 
 _CALL = CallSyntax(

@@ -37,6 +37,7 @@ class ParameterSyntax:
         open_ends: (literal, next) pairs: the literal closes a value only where `next`
             follows directly. `next` is `begin` for a format whose closer may be left out.
         strips: the parser strips white space around a value.
+        stops: further literals at which the parser ends a value.
     """
 
     begin: str
@@ -46,6 +47,7 @@ class ParameterSyntax:
     between: str = r"\n?"
     open_ends: tuple[tuple[str, str], ...] = ()
     strips: bool = False
+    stops: tuple[str, ...] = ()
 
     def spells(self, name: str) -> bool:
         return _is_whole(self.key, name)
