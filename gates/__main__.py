@@ -6,22 +6,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import re
 import sys
 import traceback
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from gates.core.errors import GateError
 from gates.core.profile import PROFILES
 from gates.core.result import plain
 from gates.core.runner import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
+from gates.core.secrets import redacted
 
-# What people paste with their server's command line and nobody should read.
-_SECRET = re.compile(
-    r"((?:--?[\w-]*(?:key|token|secret|password)[\w-]*[= ]\s*|\bBearer\s+))\S+|\b(?:sk-|hf_)\w[\w-]{6,}", re.I
-)
 DEFAULT_LEDGER = Path("ledger/gates.jsonl")
 
 
@@ -58,8 +54,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _print(text: str, stream: TextIO) -> None:
+    """A line; where nobody reads any more (`| head`), it goes nowhere and the run goes on to its verdict."""
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    _print(text, sys.stderr)
+
+
+def _out(text: str) -> None:
+    _print(text, sys.stdout)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -84,8 +94,9 @@ def _run(args: argparse.Namespace) -> int:
         "base_url": client.root,
         "profile": sizes.name,
         "server": facts.to_json(),
-        "server_args": _SECRET.sub(r"\1[hidden]", args.server_args),
+        "server_args": redacted(args.server_args),
         "asked_with": _asked_with(args),
+        "only": sorted(set(args.only)),
     }
     ctx = gate.Context(
         client=client,
@@ -95,26 +106,34 @@ def _run(args: argparse.Namespace) -> int:
         measure_floor=args.floor,
         reference=args.reference,
         server_log=args.server_log,
-        server_args=args.server_args,
+        server_args=redacted(args.server_args),
         records=args.ledger.parent / "records",
     )
     with ledger.Writer(args.ledger) as writer:
         if writer.torn:
             _say(f"the last line of {args.ledger} was torn by a kill: dropped")
         resumed = None if args.fresh else writer.resumable(identity, again=args.resume)
-        run = resumed or writer.start(identity)
+        if resumed and resumed.stale and not args.resume:
+            _say(f"the killed run of {resumed.header.get('started')} is too old to go on with (--resume does so)")
+            resumed = None
         if resumed:
-            _say(f"resuming the run of {run.header['started']}: {len(run.results)} results kept (--fresh starts anew)")
+            begun, kept = resumed.header.get("started"), len(resumed.results)
+            _say(f"resuming the run of {begun}: {kept} results kept (--fresh starts anew)")
+        run = writer.resume(resumed) if resumed else writer.start(identity)
         code = runner.run_all(chosen, ctx, writer, run, say=_say)
     for entry in chosen:
         result = run.results[entry.name]
-        print(f"{result.verdict.value}\t{result.gate}\t{result.reason}")
+        _out(f"{result.verdict.value}\t{result.gate}\t{result.reason}")
     counted = Counter(run.results[entry.name].verdict.value for entry in chosen)
     _say(f"{', '.join(f'{count} {word}' for word, count in counted.items())}: exit code {code}")
     if args.report:
         from gates.report import render
 
-        _say(f"report: {render.write(args.ledger, args.report)}")
+        try:
+            _say(f"report: {render.write(args.ledger, args.report)}")
+        except GateError as error:  # the verdict stands, whether or not it could be printed
+            _say(f"error: {plain(str(error))}")
+            return code or EXIT_USAGE
     return code
 
 
@@ -143,7 +162,7 @@ def _list() -> int:
     from gates.core import gate
 
     for entry in gate.discover().values():
-        print(f"{entry.name}\t{entry.category}\t{entry.summary}")
+        _out(f"{entry.name}\t{entry.category}\t{entry.summary}")
     return 0
 
 
@@ -158,9 +177,9 @@ def main(argv: list[str] | None = None) -> int:
         from gates.report import compare, render
 
         if args.verb == "report":
-            print(render.write(args.ledger, args.out))
+            _out(str(render.write(args.ledger, args.out)))
             return 0
-        print(compare.table(args.before, args.after))
+        _out(compare.table(args.before, args.after))
         return 0
     except GateError as error:
         _say(f"error: {plain(str(error), getattr(args, 'api_key', '').strip())}")

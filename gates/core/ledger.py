@@ -2,16 +2,19 @@
 """The ledger: JSON lines, a header per run, a line per finished gate, an end per finished run; flushed as they come.
 
 A run that was killed has no end: the next one that asks the same goes on with it and repeats no gate that has a
-verdict. A last line without its newline (the process died while writing it) never counted: it is cut off by the next
-run; a torn line anywhere else is an error, since it means the file was edited or mixed.
+verdict. What stands between them does not matter: a run that another one followed is written anew, with what it had.
+A last line without its newline (the process died while writing it) never counted: it is cut off by the next run; a torn
+line anywhere else is an error, since it means the file was edited or mixed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +27,9 @@ from gates.core.result import READABLE, SCHEMA_VERSION, GateResult, Verdict, dum
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system that has none
 _NO_LEDGER = "choose another --ledger, or move the file away"
+_BEGINNING = b'{"kind": "run"'  # of a ledger
+_OF_ONE_RUN = ("started", "only")  # header fields that runs which are shown together may differ in
+LONGEST_PAUSE = datetime.timedelta(days=1)  # of a killed run: what it saw is no word on the server of today any more
 
 
 @dataclass
@@ -46,6 +52,16 @@ class Run:
         """Whether it asked what `identity` (header fields) asks."""
         return all(self.header.get(key) == value for key, value in identity.items())
 
+    @property
+    def stale(self) -> bool:
+        """Whether its last result is older than `LONGEST_PAUSE`, or of an unknown age."""
+        try:
+            started = datetime.datetime.fromisoformat(str(self.header["started"]))
+            seen = started + datetime.timedelta(seconds=math.fsum(r.duration_s for r in self.results.values()))
+            return datetime.datetime.now(datetime.timezone.utc) - seen > LONGEST_PAUSE
+        except (KeyError, ValueError, TypeError, OverflowError):
+            return True
+
 
 def _parse(raw: bytes, path: Path) -> tuple[list[Run], int | None]:
     """Runs, oldest first, and the offset of a torn last line."""
@@ -56,7 +72,7 @@ def _parse(raw: bytes, path: Path) -> tuple[list[Run], int | None]:
             _line(line, f"{path}:{number}", runs)
     if not tail:
         return runs, None
-    if not runs:
+    if not runs and not tail.startswith(_BEGINNING):
         raise GateError("not a gate ledger", where=f"{path}:1", action=_NO_LEDGER)
     return runs, len(raw) - len(tail)
 
@@ -116,7 +132,7 @@ def newest(runs: Sequence[Run]) -> Run:
     Results of an earlier run say so in their reason.
     """
     last = runs[-1]
-    identity = {k: v for k, v in last.header.items() if k != "started"}
+    identity = {k: v for k, v in last.header.items() if k not in _OF_ONE_RUN}
     results: dict[str, GateResult] = {}
     for run in runs:
         if run is last or run.same(identity):
@@ -141,7 +157,8 @@ class Writer:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a+b")  # noqa: SIM115 - held, with its lock, until close
+            # Unbuffered: what a full disk refused must not be tried again, and fail again, at close.
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - held, with its lock, until close
         except OSError as error:
             raise self._unwritable(error) from error
         try:
@@ -183,18 +200,22 @@ class Writer:
         self._file.close()
 
     def _append(self, kind: str, data: Mapping[str, Any]) -> None:
-        line = (dumps({"kind": kind, "schema": SCHEMA_VERSION, **data}) + "\n").encode()
+        line = (dumps({"kind": kind})[:-1] + ", " + dumps({"schema": SCHEMA_VERSION, **data})[1:] + "\n").encode()
         try:
             if self._torn is not None:
                 self._file.truncate(self._torn)
                 self._torn = None
             start = self._file.seek(0, os.SEEK_END)
             try:
-                self._file.write(line)
-                self._file.flush()
+                left = memoryview(line)
+                while left:
+                    left = left[self._file.write(left) :]
                 os.fsync(self._file.fileno())
             except OSError:
                 self._torn = start
+                with contextlib.suppress(OSError):  # the next append, or the next run, drops it otherwise
+                    self._file.truncate(start)
+                    self._torn = None
                 raise
         except OSError as error:
             raise self._unwritable(error) from error
@@ -216,17 +237,30 @@ class Writer:
         run.ended = True
 
     def resumable(self, identity: Mapping[str, Any], *, again: bool = False) -> Run | None:
-        """The last run, if it asked the same of the same server and was killed; without what it could not judge.
+        """The last run that asked the same of the same server, if it was killed; without what it could not judge.
 
         Args:
-            identity: the header fields that must be equal.
+            identity: the header fields that must be equal, and which gates were chosen.
             again: also a run that came to its end.
         """
-        last = self.runs[-1] if self.runs else None
-        if last is None or not last.same(identity) or (last.ended and not again):
+        last = next((run for run in reversed(self.runs) if run.same(identity)), None)
+        if last is None or (last.ended and not again):
             return None
         judged = {k: v for k, v in last.results.items() if v.verdict in (Verdict.PASS, Verdict.FAIL)}
         return Run(last.header, judged)
+
+    def resume(self, run: Run) -> Run:
+        """Go on with a run that `resumable` gave: where it ends the file, else as a new one with its results.
+
+        A line belongs to the header above it, so that a run which another one followed cannot be appended to.
+        """
+        if self.runs and self.runs[-1].header is run.header:
+            return run
+        begun = str(run.header.get("started"))
+        anew = self.start({k: v for k, v in run.header.items() if k != "started"})
+        for result in run.results.values():
+            self.add(anew, result.of_run(begun))
+        return anew
 
 
 def _now() -> str:
