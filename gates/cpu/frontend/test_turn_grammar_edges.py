@@ -62,7 +62,6 @@ def test_grammars_that_end_are_served(grammar):
         ({"allowed_token_ids": [65, 66]}, "allowed_token_ids"),
         ({"bad_words": ["<|"]}, "bad_words"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"structured_outputs": {"regex": "(?=a)b"}}, "thinking_token_budget"),
         (
             {"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "z"}}},
             "thinking_token_budget",
@@ -74,6 +73,33 @@ def test_a_budget_that_nothing_would_hold_is_refused(fields, parameter):
     assert refused({**fields, "thinking_token_budget": 2}, turn=MUSE).parameter == parameter
     constrain(fields)
     constrain({**fields, "thinking_token_budget": -1})
+
+
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"$ref": "#/x"}}}
+NOT_HELD = [
+    ({"structured_outputs": {"regex": "(?i)abc"}}, "modifier"),
+    ({"structured_outputs": {"regex": "(?=a)b"}}, "ookahead"),
+    ({"structured_outputs": {"regex": "["}}, "Unclosed"),
+    ({"structured_outputs": {"regex": ""}}, "non-empty"),
+    ({"structured_outputs": {"json": "5"}}, "object"),
+    ({"structured_outputs": {"json": {"type": "integer", "minimum": 5, "maximum": 1}}}, "range"),
+    ({"structured_outputs": {"json_object": False}}, "send true"),
+    ({"structured_outputs": {"choice": []}}, "empty"),
+    ({"structured_outputs": {"grammar": "root ::="}}, "EBNF"),
+    ({"response_format": JSON_SCHEMA}, "'x'"),
+    ({"api": "responses", "text": {"format": {"type": "json_schema", "name": "s", "schema": {"$ref": "#/x"}}}}, "'x'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), NOT_HELD)
+@pytest.mark.parametrize("budget", [{}, {"thinking_token_budget": 2}])
+def test_a_constraint_that_no_turn_holds_is_refused_by_its_name(fields, reason, budget):
+    """vLLM would take it to another library, which an engine with turn grammars does not have: an internal error."""
+    for turn in (BEAM, MUSE):
+        error = refused({**fields, **budget}, turn=turn)
+        assert error.parameter == next(name for name in fields if name != "api")
+        assert reason in str(error)
+        assert ".cc:" not in str(error)
 
 
 def test_a_budget_holds_where_plain_turns_are_free(monkeypatch):

@@ -327,13 +327,13 @@ def cut_reason(parser_cls: type | None, output: Any, request: Any) -> str | None
 
     Args:
         output: the engine's last output of the choice (`finish_reason`, `stop_reason`).
-        request: the chat request.
+        request: the request, of either API.
     """
     if not adjusts_always(parser_cls):
         return None
     if output.finish_reason == "length":
         return "length"
-    stopped = output.stop_reason
-    if isinstance(stopped, str) or (isinstance(stopped, int) and stopped in (request.stop_token_ids or ())):
+    stopped, stop_ids = output.stop_reason, getattr(request, "stop_token_ids", None) or ()
+    if isinstance(stopped, str) or (isinstance(stopped, int) and stopped in stop_ids):
         return "stop"
     return None

@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.guarded import guard_of
+from vllm.parser.turn_grammar.second_library import grammar_of_second_library
 from vllm.parser.turn_grammar.turn import TurnRules
 from vllm.parser.turn_grammar.wire_format import TurnFormat, turn_format_named
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -112,8 +113,10 @@ def with_stop_ids(
 def finished_grammar(manager: StructuredOutputManager, request: Request, create: Callable[[], Any]) -> Any:
     """What `create` compiles, with the request's stop ids; compile time in the log."""
     started = time.perf_counter()
-    grammar = create()
     backend = manager.backend
+    if isinstance(backend, XgrammarBackend) and (other := grammar_of_second_library(manager, request)) is not None:
+        return other
+    grammar = create()
     if not isinstance(grammar, XgrammarGrammar) or not isinstance(backend, XgrammarBackend):
         return grammar
     kind, text = request.structured_output_request.structured_output_key

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -108,6 +109,10 @@ def accepted(fmt: Format) -> Format:
     return fmt
 
 
+# The library's errors begin with the time and its own source line.
+_LOG_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+
+
 @functools.lru_cache(maxsize=1024)
 def _refusal(tag_text: str) -> str | None:
     import xgrammar as xgr
@@ -115,5 +120,5 @@ def _refusal(tag_text: str) -> str | None:
     try:
         xgr.Grammar.from_structural_tag(tag_text)
     except Exception as error:  # the library raises RuntimeError and errors of its own
-        return str(error)
+        return _LOG_PREFIX.sub("", str(error)).strip()
     return None

@@ -14,7 +14,7 @@ from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.limits import check_budget, check_tools
 from vllm.parser.turn_grammar.prompt_state import PromptState, prompt_state, written_after_anchor
-from vllm.parser.turn_grammar.structured import answer_body, constraint_of
+from vllm.parser.turn_grammar.structured import answer_body, constraint_of, constraint_parameter
 from vllm.parser.turn_grammar.thinking import Thinking
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
 from vllm.parser.turn_grammar.wire_format import TurnFormat
@@ -89,15 +89,13 @@ def constrain_request(
             choice.mode,
         )
         constraint = None
-    try:
-        body = answer_body(constraint, answer_delimiters(turn))
-    except NotGrammar as error:
-        _refuse_budget(request, "a structured output that no turn can carry")
-        # The constraint stays as the client wrote it; the engine judges it.
-        logger.debug("No turn grammar: %s.", error)
+    if constraint is not None and constraint.structural_tag is not None:
+        _refuse_budget(request, "a structural tag of the client's own")
+        # The tag stays as the client wrote it; the engine judges it.
         if any(tool.strict for tool in tools):
-            logger.warning("Strict tools are not enforced beside %s.", error)
+            logger.warning("Strict tools are not enforced beside a structural tag of the client's own.")
         return request
+    body = answer_body(constraint, answer_delimiters(turn), constraint_parameter(request))
     if body is not None and state == "no_anchor":
         raise VLLMValidationError(f"a structured output cannot be held: {NO_ANCHOR}", parameter="add_generation_prompt")
     needed = choice.forced or body is not None or _has_budget(request)

@@ -27,24 +27,33 @@ from vllm.v1.structured_output.utils import convert_lark_to_ebnf, grammar_is_lik
 logger = init_logger(__name__)
 
 
-def answer_body(params: StructuredOutputsParams | None, delimiters: tuple[str, ...]) -> f.Format | None:
+def answer_body(
+    params: StructuredOutputsParams | None, delimiters: tuple[str, ...], parameter: str = "structured_outputs"
+) -> f.Format | None:
     """Format of the answer's text, None for any text.
 
     Args:
+        params: any constraint but a structural tag.
         delimiters: substrings that would end the answer; no text of the format holds them.
+        parameter: the field of the request that holds the constraint.
 
     Raises:
-        NotGrammar: the request's constraint is not one a turn can carry (a structural tag of
-            its own, or one xgrammar refuses). It then stays as the client wrote it.
-        VLLMValidationError: the constraint is over a limit.
+        VLLMValidationError: the constraint is over a limit, or xgrammar refuses it: no other library holds a turn.
     """
+    try:
+        return _body(params, delimiters, parameter)
+    except NotGrammar as error:
+        raise VLLMValidationError(f"the structured output cannot be held: {error}", parameter=parameter) from error
+
+
+def _body(params: StructuredOutputsParams | None, delimiters: tuple[str, ...], parameter: str) -> f.Format | None:
     if params is None or params.all_constraints_none():
         return None
     if params.json_object:
         return f.json_value({"type": "object"}, delimiters)
     if params.json is not None:
         schema = params.json if not isinstance(params.json, str) else _loaded(params.json)
-        check_schema(schema, parameter="response_format")
+        check_schema(schema, parameter=parameter)
         schema = sized_strings_as_patterns(schema)
         if bounds_string_length(schema):
             # A length and excluded substrings cannot both be held by one grammar.
@@ -66,7 +75,18 @@ def answer_body(params: StructuredOutputsParams | None, delimiters: tuple[str, .
     if params.grammar is not None:
         _check(params.grammar, MAX_GRAMMAR_BYTES, "the grammar")
         return guarded(_written_out(_ebnf(params.grammar)), delimiters)
-    raise NotGrammar("a structural tag of the client's own")
+    raise NotGrammar("json_object is false; send true, or leave it out")
+
+
+def constraint_parameter(request: Any) -> str:
+    """The field of the request, of either API, that holds its structured-output constraint."""
+    formats = {
+        "response_format": getattr(request, "response_format", None),
+        "text": getattr(getattr(request, "text", None), "format", None),
+    }
+    return next(
+        (name for name, given in formats.items() if given is not None and given.type != "text"), "structured_outputs"
+    )
 
 
 def constraint_of(request) -> StructuredOutputsParams | None:
