@@ -20,11 +20,14 @@ from scripts.locking import exclusive
 from scripts.paths import Project
 
 INSTALLER = "gates.hpusim.install"
-_NAMES = ("dev", "build", "hf", "serve")
+_NAMES = ("dev", "build", "hf", "serve")  # in this order, where none is named
+_EXTRA = tuple(name for name, env in environment.ENVIRONMENTS.items() if env.extra)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(_NAMES)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"default: {', '.join(_NAMES)}; by name only: {', '.join(_EXTRA)}"
+    )
     parser.add_argument(
         "--python", metavar="PATH", help="interpreter to build them with (default: a fitting one on PATH)"
     )
@@ -33,9 +36,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(project: Project, args: argparse.Namespace) -> int:
     """Print the folder of each environment."""
-    if unknown := sorted(set(args.names) - set(_NAMES)):
+    known = (*_NAMES, *_EXTRA)
+    if unknown := sorted(set(args.names) - set(known)):
         raise ToolError(
-            f"no environment `{unknown[0]}`", where="command line", action=f"use {', '.join(_NAMES)}", code=Exit.USAGE
+            f"no environment `{unknown[0]}`", where="command line", action=f"use {', '.join(known)}", code=Exit.USAGE
         )
     if args.python and "dev" in args.names:
         raise ToolError(

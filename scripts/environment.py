@@ -47,6 +47,7 @@ class Environment:
     requirements: str
     purpose: str
     python: tuple[int, int] | None = None  # None: any the tool supports
+    extra: bool = False  # built only where it is asked for by name
 
     @property
     def path(self) -> Path:
@@ -71,6 +72,7 @@ ENVIRONMENTS = {
         Environment("build", "wheel-env", "requirements/build.txt", "the wheels", (3, 11)),
         Environment("serve", "serve", "requirements/serve.txt", "the server on the emulated Gaudi", (3, 11)),
         Environment("hf", "hf", "requirements/hf.txt", "the reference models", (3, 11)),
+        Environment("accuracy", "accuracy", "requirements/accuracy.txt", "lm-evaluation-harness", (3, 11), extra=True),
     )
 }
 
@@ -172,7 +174,8 @@ def check(name: str) -> Environment:
     """The environment `name` if it is whole. Raises ToolError naming what differs and the command that repairs it."""
     env = ENVIRONMENTS[name]
     if why := problem(env):
-        raise ToolError(f"environment `{name}` is not usable: {why}", where=str(env.path), action="run `make env`")
+        repair = f"python -m scripts env {name}" if env.extra else "make env"
+        raise ToolError(f"environment `{name}` is not usable: {why}", where=str(env.path), action=f"run `{repair}`")
     return env
 
 

@@ -3,13 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gates.controls import matrix, toy_server
-from gates.core import gate
+from gates.core import gate, harness
+
+FIND_HARNESS = harness.interpreter
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_harness() -> Iterator[None]:
+    """lm-evaluation-harness takes seconds to start: it runs where a test asks for it, whether or not it is here."""
+
+    def absent() -> str:
+        raise gate.Skip("not asked for")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "interpreter", absent)
+        yield
+
+
+@pytest.fixture
+def find_harness() -> Callable[[], str]:
+    """What the gates find the harness with."""
+    return FIND_HARNESS
 
 
 @pytest.fixture(scope="session")
