@@ -74,9 +74,9 @@ class Score:
     harness_version: str
 
     def measurement(self) -> Measurement:
-        return Measurement(
-            self.value, "share", self.value - 1.96 * self.error, self.value + 1.96 * self.error, self.samples
-        )
+        """The share with its 95 % interval."""
+        low, high = self.value - 1.96 * self.error, self.value + 1.96 * self.error
+        return Measurement(self.value, "share", max(0.0, low), min(1.0, high), self.samples)
 
 
 def interpreter() -> str:
