@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gates.core.errors import GateError
+from gates.core.exits import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from gates.core.profile import PROFILES
 from gates.core.result import plain
-from gates.core.runner import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from gates.core.secrets import redacted
 
 DEFAULT_LEDGER = Path("ledger/gates.jsonl")
@@ -183,6 +183,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except GateError as error:
         _say(f"error: {plain(str(error), getattr(args, 'api_key', '').strip())}")
+        return EXIT_USAGE
+    except ModuleNotFoundError as error:
+        _say(f"error: {error}: pip install -r requirements/gates.txt")
         return EXIT_USAGE
     except KeyboardInterrupt:
         _say("interrupted: the same command goes on where it was")

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +16,14 @@ from typing import Any, TypeVar
 
 import httpx
 
-from gates.core.errors import GateError
+from gates.core.errors import GateError, Skip
 from gates.core.transport import DeadlineTransport, until
 
 MOST_BYTES = 64 << 20  # of one answer, unless the call expects more
+
+# Of an event stream (WHATWG, server-sent events): every line end is one, fields of another name are to be ignored.
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_FIELD = re.compile(rb"[A-Za-z_-]*:")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,12 +37,18 @@ class BadStatus(ServerTrouble):
     """A status other than the one that is due.
 
     Attributes:
+        status: the one that came.
         turned_away: the client was not let in (key, proxy, rate limit, redirect): that says nothing of the server.
     """
 
     def __init__(self, status: int, text: str, where: str) -> None:
         super().__init__(f"status {status}: {text[:160]!r}", where=where)
-        self.turned_away = turned_away(status)
+        self.status, self.turned_away = status, turned_away(status)
+
+
+def offered(status: int) -> bool:
+    """Whether a server has the route that it answered so."""
+    return status not in (404, 405, 501)
 
 
 def turned_away(status: int) -> bool:
@@ -255,35 +267,43 @@ class Client:
         *,
         deadline_s: float | None = None,
         stop_after: int | None = None,
+        slow_reads: Iterable[float] = (),
     ) -> Stream:
         """An event stream to its end; `stop_after` chunks the client hangs up (a disconnect test).
 
+        Args:
+            slow_reads: seconds to wait after each of the first reads.
         Raises:
             ServerTrouble: a line that is no event, a chunk that is no JSON, or an end without `[DONE]` (half a stream).
         """
-        out = Stream(status=0)
+        out, now, pauses = Stream(status=0), 0.0, iter(slow_reads)
         buffer = b""
         where = f"POST {path}"
         for kind, value, now in self._send("POST", path, {**body, "stream": True}, deadline_s):
             if kind == "status":
                 out.status = value
                 continue
+            time.sleep(next(pauses, 0.0))
             buffer += value
             if out.status != 200:
                 continue
-            while b"\n" in buffer:
-                line, buffer = buffer.split(b"\n", 1)
-                if self._event(line.strip(), now, out, where) and stop_after and len(out.chunks) >= stop_after:
+            *lines, buffer = _LINE_END.split(buffer)
+            for line in lines:
+                if self._event(line, now, out, where) and stop_after and len(out.chunks) >= stop_after:
                     return out
         if out.status != 200:
             out.error = buffer.decode("utf-8", "replace")
-        elif not out.done and not _closed(path, out):
+            return out
+        with contextlib.suppress(ServerTrouble):  # half a line is the end of half a stream
+            self._event(buffer, now, out, where)
+        if not out.done and not _closed(path, out):
             raise ServerTrouble(f"the stream ended after {len(out.chunks)} chunks without [DONE]", where=where)
         return out
 
     @staticmethod
     def _event(line: bytes, now: float, out: Stream, where: str) -> bool:
-        if not line or line.startswith((b":", b"event:", b"id:", b"retry:")):
+        line = line.removeprefix(b"\xef\xbb\xbf").strip()
+        if not line or (_FIELD.match(line) and not line.startswith(b"data:")):
             return False
         if not line.startswith(b"data:"):
             raise ServerTrouble(f"{line[:60]!r} is not an event", where=where, action="is a proxy in between?")
@@ -357,11 +377,24 @@ class Client:
         return with_choices(answer, "/v1/completions", "text", str)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids by the server's own tokenizer, special tokens as the server adds them to a prompt."""
-        answer = self.ok("POST", "/tokenize", {"model": self.model, "prompt": text})
+        """Token ids by the server's own tokenizer, special tokens as the server adds them to a prompt.
+
+        Raises:
+            Skip: the server, which still lists its models, has no such route.
+            ServerTrouble: no ids, or none for a text.
+        """
+        try:
+            answer = self.ok("POST", "/tokenize", {"model": self.model, "prompt": text})
+        except BadStatus as status:
+            if offered(status.status):
+                raise
+            self.models()
+            raise Skip("the server has no /tokenize") from status
         tokens = answer.get("tokens")
-        if not isinstance(tokens, list) or not all(isinstance(t, int) for t in tokens):
-            raise ServerTrouble("no token ids", where="POST /tokenize")
+        if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
+            raise ServerTrouble("no token ids", where="POST /tokenize", action="is this vLLM?")
+        if text.strip() and not tokens:
+            raise ServerTrouble(f"no token ids for {text[:40]!r}", where="POST /tokenize", action="is this vLLM?")
         return tokens
 
 
@@ -387,6 +420,20 @@ def _closed(path: str, out: Stream) -> bool:
     """Whether a stream without [DONE] is whole: the Responses API ends with a final event instead."""
     finals = ("response.completed", "response.incomplete", "response.failed")
     return path == "/v1/responses" and bool(out.chunks) and out.chunks[-1].get("type") in finals
+
+
+def completion_tokens(answer: dict[str, Any]) -> int:
+    """`usage.completion_tokens` of an answer.
+
+    Raises:
+        ServerTrouble: it is missing, or no count.
+    """
+    usage = answer.get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if type(count) is not int or count < 0:
+        where = f"answer {str(answer.get('id'))[:40]}"
+        raise ServerTrouble(f"`usage.completion_tokens` is {count!r}", where=where, action="is this an OpenAI API?")
+    return count
 
 
 def with_choices(answer: dict[str, Any], path: str, part: str, kind: type) -> dict[str, Any]:

@@ -24,5 +24,9 @@ class GateError(Exception):
         super().__init__(text)
 
 
+class Skip(Exception):
+    """Raised by a gate or a check that cannot be tried here; the text is the reason."""
+
+
 class Failed(Exception):
     """What the server answered is wrong in itself, whatever is measured: FAIL. The text says how."""

@@ -8,7 +8,6 @@ restart adds is the canary's to see: its record outlives the server.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +41,7 @@ def measure(ctx: Context, texts: Sequence[Sequence[int]], *, top: int = 20) -> F
     for a, b in zip(alone, busy, strict=True):
         differences = [y - x for x, y in zip(a.logprobs, b.logprobs, strict=True)]
         gaps += [abs(d) for d in differences]
-        ratios.append(abs(math.exp(-stats.mean(differences)) - 1))
+        ratios.append(abs(stats.exp(-stats.mean(differences)) - 1))
         kls += [stats.top_k_kl(x, y) for x, y in zip(a.top, b.top, strict=True)]
         same += [max(x, key=x.__getitem__) == max(y, key=y.__getitem__) for x, y in zip(a.top, b.top, strict=True)]
     return Floor(stats.mean(gaps), max(ratios), stats.mean(kls), stats.mean(same))

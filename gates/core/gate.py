@@ -11,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from gates.core.client import Client
-from gates.core.errors import GateError
+from gates.core.errors import GateError, Skip
 from gates.core.profile import Profile
 from gates.core.result import GateResult, Measurement, Verdict
 from gates.core.server_facts import ServerFacts
 from gates.core.thresholds import Threshold
 from gates.core.wording import WORDINGS, Wording
-
-
-class Skip(Exception):
-    """Raised by a gate that cannot be tried here; the text is the reason."""
 
 
 @dataclass

@@ -6,15 +6,32 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from gates.core.client import Client
+from gates.core.client import Client, ServerTrouble
 from gates.core.errors import GateError
 from gates.core.wording import Wording
+
+SENTENCES = 32  # asked for at once
 
 
 def tokens_per_filler(client: Client, wording: Wording, rng: random.Random) -> float:
     """Mean length of a filler sentence in tokens, from one sample of 64."""
     sample = " ".join(wording.filler(rng) for _ in range(64))
     return max(1.0, len(client.tokenize(sample)) / 64)
+
+
+def filler(client: Client, wording: Wording, rng: random.Random, tokens: int) -> list[int]:
+    """Exactly `tokens` ids of filler text.
+
+    Raises:
+        ServerTrouble: the server's tokenizer makes less than a token of a sentence.
+    """
+    text: list[int] = []
+    while len(text) < tokens:
+        more = client.tokenize(" ".join(wording.filler(rng) for _ in range(SENTENCES)))
+        if len(more) < SENTENCES:
+            raise ServerTrouble(f"{len(more)} tokens for {SENTENCES} sentences", where="POST /tokenize")
+        text += more
+    return text[:tokens]
 
 
 def with_facts(

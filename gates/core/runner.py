@@ -13,13 +13,12 @@ from pathlib import Path
 
 from gates.core import control_values
 from gates.core import ledger as ledgers
-from gates.core.errors import Failed, GateError
-from gates.core.gate import Context, Gate, Skip
+from gates.core.errors import Failed, GateError, Skip
+from gates.core.exits import EXIT_ERROR, EXIT_FAIL, EXIT_PASS
+from gates.core.gate import Context, Gate
 from gates.core.result import GateResult, Verdict, plain
 
 _COUNTED = re.compile(r"(\d+)/(\d+)")
-
-EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_ERROR, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def run_one(gate: Gate, ctx: Context) -> GateResult:

@@ -97,7 +97,7 @@ def problem(text: str | None, schema: dict[str, Any]) -> str:
 
     try:
         jsonschema.validate(json.loads(text or ""), schema)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # a model that loops nests without end
         return f"not JSON ({error}): {str(text)[:80]!r}"
     except jsonschema.ValidationError as error:
         return f"invalid: {error.message}"

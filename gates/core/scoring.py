@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gates.core.client import MOST_BYTES, Client, ServerTrouble
-from gates.core.errors import Failed
+from gates.core.errors import Failed, Skip
 
+COMPLETIONS = "POST /v1/completions"
 CANDIDATE_BYTES = 256  # of JSON for one candidate of one position, at most
+ROUNDING = 1e-3  # a log probability above 0, or probabilities above 1 together, by less are rounding
+LEAST = -1e4  # nats; vLLM writes -9999 for a probability of 0
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,33 @@ def finite(value: Any, what: str) -> float:
     """A log probability as a number.
 
     Raises:
-        Failed: NaN, an infinity, or null, which is how NaN travels where JSON has none: the model computes nonsense.
+        Failed: NaN, an infinity, or null, which is how NaN travels where JSON has none: the model computes nonsense;
+            text, or a number that is the logarithm of no probability (a logit, or one of another scale).
     """
-    number = math.nan if value is None else float(value)
+    if value is not None and type(value) not in (int, float):
+        raise Failed(f"the log probability of {what} is {str(value)[:40]!r}: that is no number")
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:  # an integer beyond any float
+        number = math.inf
     if not math.isfinite(number):
         raise Failed(f"the log probability of {what} is {value}: the server computes what is no number")
+    if not LEAST <= number <= ROUNDING:
+        raise Failed(f"the log probability of {what} is {number:g}: that is the logarithm of no probability")
     return number
+
+
+def distribution(table: Mapping[int, float], what: str) -> dict[int, float]:
+    """Candidates of one place, token id to log probability.
+
+    Raises:
+        Failed: as `finite`, or together they are more than certain.
+    """
+    row = {token: finite(value, f"a candidate for {what}") for token, value in table.items()}
+    mass = math.fsum(math.exp(value) for value in row.values())
+    if mass > 1 + ROUNDING:
+        raise Failed(f"the candidates for {what} have a mass of {mass:.4g}: that is no distribution")
+    return row
 
 
 def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool | None = None) -> Scores:
@@ -43,22 +67,30 @@ def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool 
         top: candidates per position.
         cached: not False lets the prefix cache serve; False asks for a private cache salt.
     Raises:
-        ServerTrouble: the answer has no or too few prompt logprobs.
-        Failed: one of them is no number, or a row does not list the prompt's own token, as rows of a neighbour do.
+        ServerTrouble: the answer has no or too few prompt logprobs, or in another shape.
+        Skip: the server has no such field at all (vLLM's is null where it has nothing to say).
+        Failed: one of them is no log probability, a row is no distribution, or does not list the prompt's own token, as
+            rows of a neighbour do.
     """
     most = max(MOST_BYTES, len(tokens) * (top + 1) * CANDIDATE_BYTES)
     options: dict[str, Any] = {"prompt_logprobs": top, "max_tokens": 1, "temperature": 0, "most_bytes": most}
     if cached is False:
         options["cache_salt"] = uuid.uuid4().hex
     answer = client.complete(list(tokens), **options)
-    rows = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs")
+    choice = answer["choices"][0]
+    if "prompt_logprobs" not in choice and "prompt_logprobs" not in answer:
+        raise Skip("the server knows no prompt_logprobs")
+    rows = choice.get("prompt_logprobs") or answer.get("prompt_logprobs")
     if not isinstance(rows, list) or len(rows) != len(tokens):
         got = len(rows) if isinstance(rows, list) else None
-        raise ServerTrouble(f"{got} rows of prompt_logprobs for {len(tokens)} tokens", where="POST /v1/completions")
+        raise ServerTrouble(f"{got} rows of prompt_logprobs for {len(tokens)} tokens", where=COMPLETIONS)
     own, listed = [], []
     for place, (token, row) in enumerate(zip(tokens[1:], rows[1:], strict=True), 1):
-        where = f"a candidate for prompt token {place}"
-        table = {int(k): finite(v["logprob"], where) for k, v in (row or {}).items()}
+        try:
+            told = {int(k): v["logprob"] for k, v in (row or {}).items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ServerTrouble(f"row {place} of prompt_logprobs has another shape", where=COMPLETIONS) from error
+        table = distribution(told, f"prompt token {place}")
         if token not in table:
             raise Failed(f"prompt_logprobs: token {place} of the prompt is missing from its own row")
         own.append(table[token])
@@ -89,7 +121,8 @@ def continue_greedily(
         top: candidates to list per token.
     Raises:
         ServerTrouble: ids or log probabilities are missing.
-        Failed: a log probability is no number.
+        Skip: as `score`.
+        Failed: a log probability is none, or the candidates are no distribution.
     """
     answer = client.complete(
         list(prompt),
@@ -101,17 +134,20 @@ def continue_greedily(
         **options,
     )
     choice = answer["choices"][0]
+    if "logprobs" not in choice:
+        raise Skip("the server knows no logprobs of completions")
     block = choice.get("logprobs") or {}
     names, values = block.get("tokens"), block.get("token_logprobs")
     if not names or not values or len(names) != len(values):
-        raise ServerTrouble("no logprobs of the continuation", where="POST /v1/completions")
+        raise ServerTrouble("no logprobs of the continuation", where=COMPLETIONS)
     try:
         ids = tuple(_id(name) for name in names)
         rows = block.get("top_logprobs") if top > 1 else None
-        listed = tuple({_id(k): finite(v, "a candidate") for k, v in (row or {}).items()} for row in rows or ())
+        named = [{_id(k): v for k, v in (row or {}).items()} for row in rows or ()]
     except (ValueError, AttributeError) as error:
         raise ServerTrouble("tokens are not told as ids", where="return_tokens_as_token_ids") from error
     own = tuple(finite(v, f"answer token {i}") for i, v in enumerate(values))
+    listed = tuple(distribution(row, f"answer token {i}") for i, row in enumerate(named))
     return Continuation(ids, own, str(choice.get("finish_reason")), listed)
 
 

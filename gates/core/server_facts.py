@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gates.core.client import Client
+from gates.core.client import BadStatus, Client, offered
 from gates.core.errors import GateError
 from gates.core.result import plain
 
@@ -66,13 +66,24 @@ def read(client: Client) -> ServerFacts:
     )
 
 
-def metrics(client: Client) -> dict[str, float] | None:
-    """`/metrics` summed over labels, by metric name; None where the server has no such page."""
+def _metrics_page(client: Client) -> str | None:
     reply = client.request("GET", "/metrics")
-    if reply.status != 200:
+    if reply.status >= 500 and offered(reply.status):
+        raise BadStatus(reply.status, reply.text, "GET /metrics")
+    return reply.text if reply.status == 200 else None
+
+
+def metrics(client: Client) -> dict[str, float] | None:
+    """`/metrics` summed over labels, by metric name; None where the server shows no such page.
+
+    Raises:
+        ServerTrouble: it failed to.
+    """
+    page = _metrics_page(client)
+    if page is None:
         return None
     totals: dict[str, float] = {}
-    for line in reply.text.splitlines():
+    for line in page.splitlines():
         if line.startswith("#"):
             continue
         match = _SAMPLE.match(line.strip())
@@ -87,9 +98,8 @@ def metrics(client: Client) -> dict[str, float] | None:
 
 def metric_labels(client: Client, name: str) -> list[dict[str, str]]:
     """The label sets under which one metric is reported (e.g. `vllm:cache_config_info`)."""
-    reply = client.request("GET", "/metrics")
     out = []
-    for line in reply.text.splitlines() if reply.status == 200 else []:
+    for line in (_metrics_page(client) or "").splitlines():
         match = _SAMPLE.match(line.strip())
         if match and match[1] == name:
             out.append(dict(re.findall(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"', match[2] or "")))

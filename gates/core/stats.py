@@ -8,6 +8,13 @@ import random
 from collections.abc import Callable, Sequence
 from statistics import NormalDist, variance
 
+LARGEST = math.log(1e300)  # of an exponent: a server may be wrong by more than a float can hold
+
+
+def exp(value: float) -> float:
+    """e to a power, 1e300 at most."""
+    return math.exp(min(value, LARGEST))
+
 
 def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
@@ -125,10 +132,12 @@ def top_k_kl(reference: dict[int, float], candidate: dict[int, float]) -> float:
 
     Args:
         reference: token id to log probability, the reference's top-k.
-        candidate: the same from the server; a token it does not list is given the smallest listed probability, which
-            makes the figure a lower bound of the true one when lists are short.
+        candidate: the same from the server, a distribution (`scoring.distribution`); a token it does not list is given
+            the smallest listed probability, or what is left where that is less, which makes the figure a lower bound
+            of the true one.
     """
-    floor = min(candidate.values()) if candidate else -20.0
+    left = max(1.0 - math.fsum(map(math.exp, candidate.values())), 1e-9)
+    floor = min([*candidate.values(), math.log(left)])
     total, p_rest, q_rest = 0.0, 1.0, 1.0
     for token, lp in reference.items():
         lq = candidate.get(token, floor)

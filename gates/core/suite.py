@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +11,12 @@ from typing import Any
 
 from gates.core import gate as gates
 from gates.core.client import BadStatus, Client, Reply, ServerTrouble, Stream, turned_away, with_choices
-from gates.core.errors import Failed
-from gates.core.gate import Context, Skip
-from gates.core.result import GateResult
+from gates.core.errors import Failed, Skip
+from gates.core.gate import Context
+from gates.core.result import GateResult, Verdict
 
+# What reading an answer of another shape raises.
+ODD_SHAPES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 PATH = "/v1/chat/completions"
 CHAT = f"POST {PATH}"
 MARKERS = (
@@ -69,8 +72,18 @@ class Api:
             messages = [{"role": "user", "content": messages}]
         return {"model": self.client.model, "messages": messages, "max_tokens": self.room, "temperature": 0, **options}
 
-    def post(self, body: dict[str, Any], path: str = PATH) -> Reply:
-        return self.client.request("POST", path, body)
+    def post(self, body: dict[str, Any] | bytes, path: str = PATH) -> Reply:
+        """Any answer but that the client is turned away, which is no verdict on the server (`BadStatus`)."""
+        return self._let_in(self.client.request("POST", path, body), f"POST {path}")
+
+    def get(self, path: str) -> Reply:
+        """As `post`."""
+        return self._let_in(self.client.request("GET", path), f"GET {path}")
+
+    def _let_in(self, reply: Reply, where: str) -> Reply:
+        if turned_away(reply.status):
+            raise BadStatus(reply.status, reply.text, where)
+        return reply
 
     def choice(self, messages: list[dict[str, Any]] | str = "Hello", **options: Any) -> dict[str, Any]:
         """First choice of a chat answer that must be a 200."""
@@ -84,13 +97,18 @@ class Api:
         return dict(self.choice(messages, **options).get("message") or {})
 
     def stream(self, messages: list[dict[str, Any]] | str = "Hello", **options: Any) -> Stream:
-        out = self.client.stream(PATH, self.body(messages, **options))
-        if out.status >= 500 or turned_away(out.status):
-            raise BadStatus(out.status, out.error, CHAT)
-        expect(out.status == 200, f"status {out.status}: {out.error[:160]}")
+        out = self.events(PATH, self.body(messages, **options))
         for chunk in out.chunks:
             if "error" not in chunk and chunk.get("choices") != []:
                 with_choices(chunk, PATH, "delta", dict)
+        return out
+
+    def events(self, path: str, body: dict[str, Any], **options: Any) -> Stream:
+        """An event stream that must be a 200; options as for `Client.stream`."""
+        out = self.client.stream(path, body, **options)
+        if out.status >= 500 or turned_away(out.status):
+            raise BadStatus(out.status, out.error, f"POST {path}")
+        expect(out.status == 200, f"status {out.status}: {out.error[:160]}")
         return out
 
     def plain_answer(self) -> bool:
@@ -149,10 +167,12 @@ class Suite:
     def run(self, ctx: Context) -> GateResult:
         """Run every check.
 
-        A status that says that the server failed fails the check, as long as a plain request is still answered; a
-        client that is turned away and a server that is gone end the gate in ERROR, since the rest would meet it, too.
+        A status that says that the server failed fails the check, as long as a plain request is still answered. An
+        answer that is torn, hangs or is no answer of this API then ends the gate in ERROR, after the other checks; a
+        client that is turned away and a server that is gone end it at once, since the rest would meet it, too.
         """
         outcomes: dict[str, str] = {}
+        broke: list[str] = []
         for number, check in enumerate(self.checks, 1):
             ctx.progress(f"{number}/{len(self.checks)} {check.text}")
             try:
@@ -162,13 +182,23 @@ class Suite:
                 outcomes[check.name] = str(failed) or "failed"
             except Skip as skip:
                 outcomes[check.name] = f"skip: {skip}"
-            except BadStatus as status:
-                if status.turned_away or not Api(ctx).plain_answer():
+            except ServerTrouble as trouble:
+                if getattr(trouble, "turned_away", False) or not Api(ctx).plain_answer():
                     raise
-                outcomes[check.name] = str(status)
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+                outcomes[check.name] = str(trouble)
+                if not isinstance(trouble, BadStatus):
+                    broke.append(check.name)
+            except ODD_SHAPES as error:
                 outcomes[check.name] = f"the answer has another shape ({type(error).__name__}: {error})"
-        return gates.checks(self.name, outcomes)
+        return self._judged(outcomes, broke)
+
+    def _judged(self, outcomes: dict[str, str], broke: list[str]) -> GateResult:
+        result = gates.checks(self.name, outcomes)
+        failed = {name for name, text in outcomes.items() if text and not text.startswith("skip: ")}
+        if failed - set(broke) or not broke:
+            return result
+        reason = f"{len(broke)} of {len(outcomes)} checks broke, first `{broke[0]}`: {outcomes[broke[0]]}"
+        return dataclasses.replace(result, verdict=Verdict.ERROR, reason=reason)
 
     def gate(self, *faults: str) -> gates.Gate:
         return gates.Gate(self.name, "api", self.summary, self.run, faults)

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from gates.core import scoring, stats
-from gates.core.gate import Skip
+from gates.core.errors import Skip
 from gates.core.suite import PATH, Api, Suite, expect, reasoning_of
 from gates.device.api_usage import CONVERSATION
 
@@ -96,7 +96,7 @@ def _mass(api: Api) -> None:
     for row in _rows(api, top_logprobs=5):
         listed = [(entry["token"], entry["logprob"]) for entry in row["top_logprobs"]]
         expect((row["token"], row["logprob"]) in listed, f"{row['token']!r} at {row['logprob']} is not in {listed}")
-        mass = math.fsum(math.exp(value) for _, value in listed)
+        mass = math.fsum(stats.exp(value) for _, value in listed)
         expect(mass <= 1 + 1e-3, f"the candidates {listed} have a mass of {mass:.3f}")
 
 

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gates.core.client import BadStatus, ServerTrouble, turned_away
-from gates.core.gate import Context, Gate, Skip, checks
+from gates.core.errors import Skip
+from gates.core.gate import Context, Gate, checks
 from gates.core.result import GateResult
 from gates.core.schemas import ALARM, ENUM, problem, response_format
+from gates.core.suite import ODD_SHAPES
 from gates.core.transport import DeadlineTransport
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -105,7 +107,7 @@ def _run(ctx: Context) -> GateResult:
             if turned_away(error.status_code):
                 raise BadStatus(error.status_code, error.response.text, name) from error
             outcomes[name] = f"{type(error).__name__}: {str(error)[:160]}"
-        except (openai.OpenAIError, ValueError, IndexError, TypeError, AttributeError) as error:
+        except (openai.OpenAIError, *ODD_SHAPES) as error:
             outcomes[name] = f"{type(error).__name__}: {str(error)[:160]}"
     return checks("api-openai-client", outcomes)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gates.core.client import BadStatus
 from gates.core.schemas import ENUM, PING, WEATHER, problem
 from gates.core.suite import Api, Suite, expect, marker_in
 
@@ -19,7 +18,7 @@ def _flat(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _create(api: Api, said: Any = "Hello", **options: Any) -> dict[str, Any]:
     body = {"model": api.client.model, "input": said, "max_output_tokens": api.room, "temperature": 0, **options}
-    reply = api.client.request("POST", "/v1/responses", body)
+    reply = api.post(body, "/v1/responses")
     expect(reply.status == 200, f"status {reply.status}: {reply.text[:200]}")
     return reply.json()
 
@@ -49,14 +48,12 @@ def _call(api: Api) -> None:
 @SUITE.check(129, "stream events come in order with rising numbers")
 def _events(api: Api) -> None:
     body = {"model": api.client.model, "input": "Hello", "max_output_tokens": api.room, "temperature": 0}
-    stream = api.client.stream("/v1/responses", body)
-    if stream.status >= 500:
-        raise BadStatus(stream.status, stream.error, "POST /v1/responses")
-    events = stream.chunks
+    events = api.events("/v1/responses", body).chunks
     kinds = [e.get("type") for e in events]
     expect(kinds and kinds[0] == "response.created", f"first event {kinds[:1]}")
     expect(kinds[-1] in ("response.completed", "response.incomplete"), f"last event {kinds[-1]}")
     numbers = [e["sequence_number"] for e in events if "sequence_number" in e]
+    expect(len(numbers) == len(events), f"{len(numbers)} sequence numbers for {len(events)} events")
     expect(numbers == sorted(set(numbers)), "sequence numbers do not rise")
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from gates.core import scoring
-from gates.core.gate import Skip
+from gates.core.errors import Skip
 from gates.core.schemas import PING
 from gates.core.suite import Api, Suite, expect, reasoning_of
 

@@ -7,6 +7,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+from gates.core.errors import Skip
 from gates.core.schemas import WEATHER, WRITE, problem
 from gates.core.suite import Api, Suite, expect
 from gates.device.api_tool_choice import joined_calls
@@ -62,7 +63,7 @@ def _silence(api: Api) -> None:
 def _joined(api: Api) -> None:
     stream = _forced(api)
     if stream.finish_reasons() == ["length"]:
-        return  # an open call is judged by check 74
+        raise Skip("the call was cut off")  # an open call is judged by check 74
     calls = joined_calls(stream)
     wrong = problem(calls[0]["arguments"], WRITE["function"]["parameters"])
     expect(not wrong, wrong)
@@ -72,7 +73,7 @@ def _joined(api: Api) -> None:
 def _equal(api: Api) -> None:
     stream = _forced(api)
     if stream.finish_reasons() == ["length"]:
-        return
+        raise Skip("the call was cut off")
     plain = api.message(LONG, tools=[WRITE], tool_choice=FORCED).get("tool_calls") or []
     expect(
         [c["function"]["arguments"] for c in plain] == [c["arguments"] for c in joined_calls(stream)],
@@ -146,8 +147,7 @@ def _responses(api: Api) -> None:
         "max_output_tokens": api.room,
         "temperature": 0,
     }
-    stream = api.client.stream("/v1/responses", body)
-    expect(stream.status == 200, f"status {stream.status}: {stream.error[:120]}")
+    stream = api.events("/v1/responses", body)
     deltas = [c["delta"] for c in stream.chunks if c.get("type") == "response.function_call_arguments.delta"]
     whole = [c["arguments"] for c in stream.chunks if c.get("type") == "response.function_call_arguments.done"]
     expect(deltas, "no argument deltas")

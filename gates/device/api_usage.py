@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gates.core.gate import Skip
+from gates.core.errors import Skip
 from gates.core.suite import PATH, Api, Suite, expect
 
 SUITE = Suite("api-usage-errors", "usage adds up; bad requests are 400s and leave the server up")
@@ -93,9 +93,9 @@ def _name(api: Api) -> None:
     }
     api.refused(api.body(tools=[tool], tool_choice="required"))
     for body in (b"{", b"[]", b"null", b'{"messages": 3}', b"\xff\xfe"):
-        status = api.client.request("POST", "/v1/chat/completions", body).status
+        status = api.post(body).status
         expect(400 <= status < 500, f"{body!r}: status {status}")
-    expect(api.client.request("GET", "/health").status == 200, "unhealthy afterwards")
+    expect(api.get("/health").status == 200, "unhealthy afterwards")
 
 
 @SUITE.check(134, "a completion's prompt tokens are those of its text")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 
 from gates.core import prompts, stats
+from gates.core.client import ServerTrouble
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
 
@@ -25,8 +26,12 @@ def matched(expected: list[int], got: list[int]) -> int:
 def _case(ctx: Context, rung: int, seed: int) -> tuple[int, int]:
     rng = random.Random(seed)
     line = ctx.wording.filler(rng)
-    while len(wanted := ctx.client.tokenize(line)) < LENGTH:
+    for _ in range(LENGTH):
+        if len(wanted := ctx.client.tokenize(line)) >= LENGTH:
+            break
         line += " " + ctx.wording.filler(rng)
+    else:
+        raise ServerTrouble(f"{len(wanted)} tokens for {LENGTH} sentences", where="POST /tokenize")
     want = min(LENGTH, ctx.profile.answer_tokens)
     filler_room = max(0, rung - len(wanted))
     per = prompts.tokens_per_filler(ctx.client, ctx.wording, rng)

@@ -10,21 +10,14 @@ from __future__ import annotations
 import random
 
 from gates.core import floor as floors
-from gates.core import scoring, stats
+from gates.core import prompts, scoring, stats
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
 
 
-def _prompt(ctx: Context, rng: random.Random, tokens: int) -> list[int]:
-    text: list[int] = []
-    while len(text) < tokens:
-        text += ctx.client.tokenize(" ".join(ctx.wording.filler(rng) for _ in range(32)))
-    return text[:tokens]
-
-
 def gaps(ctx: Context, rung: int, seed: int) -> list[float]:
     """|difference| per decoded token for one prompt of `rung` tokens, in nats."""
-    prompt = _prompt(ctx, random.Random(seed), rung)
+    prompt = prompts.filler(ctx.client, ctx.wording, random.Random(seed), rung)
     made = scoring.continue_greedily(ctx.client, prompt, max_tokens=ctx.profile.greedy_tokens)
     read = scoring.score(ctx.client, [*prompt, *made.tokens], top=1)
     tail = read.logprobs[len(prompt) - 1 :]
@@ -49,7 +42,7 @@ def _run(ctx: Context) -> GateResult:
         }
     floor = None
     if ctx.measure_floor:
-        texts = [_prompt(ctx, random.Random(seed), rungs[0]) for seed in seeds[:4]]
+        texts = [prompts.filler(ctx.client, ctx.wording, random.Random(seed), rungs[0]) for seed in seeds[:4]]
         floor = floors.measure(ctx, texts, top=1).mean_gap
     worst = max(by_rung, key=lambda r: by_rung[r]["mean"])
     # tokens of one continuation share their cache: it is the continuations of this rung that are sampled

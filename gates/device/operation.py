@@ -7,8 +7,8 @@ import hashlib
 from typing import Any
 
 from gates.core import records, server_facts, server_log
-from gates.core.errors import Failed, GateError
-from gates.core.gate import Context, Gate, Skip, judge
+from gates.core.errors import Failed, GateError, Skip
+from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement, Verdict
 
 COMPILES = ("vllm_gaudi:compiles_after_ready_total", "hpusim:compiles_after_ready_total")

@@ -11,9 +11,11 @@ import random
 from collections import Counter
 
 from gates.core import prompts, stats
+from gates.core.client import completion_tokens
 from gates.core.errors import Failed
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
+from gates.core.suite import reasoning_of
 
 QUESTIONS = (
     "Explain how a bicycle stays upright.",
@@ -28,7 +30,7 @@ QUESTIONS = (
 
 
 def lengths(ctx: Context) -> list[tuple[int, str]]:
-    """(completion tokens, finish reason) of one sampled chat answer per question."""
+    """(completion tokens, text with its reasoning) of one sampled chat answer per question."""
 
     def one(index: int) -> tuple[int, str]:
         answer = ctx.client.chat(
@@ -37,14 +39,16 @@ def lengths(ctx: Context) -> list[tuple[int, str]]:
             temperature=0.7,
             seed=ctx.seed(index),
         )
-        return int(answer["usage"]["completion_tokens"]), str(answer["choices"][0]["finish_reason"])
+        message = answer["choices"][0]["message"]
+        return completion_tokens(answer), f"{reasoning_of(message)}{message.get('content') or ''}"
 
     return ctx.client.map(one, range(ctx.profile.samples))
 
 
 def _one_token(ctx: Context) -> GateResult:
     seen = lengths(ctx)
-    short = sum(count <= 2 for count, _ in seen)
+    # The count may be of tokens that never reached the client: no answer to these questions has two characters.
+    short = sum(count <= 2 or len(text.strip()) <= 2 for count, text in seen)
     low, high = stats.wilson(short, len(seen))
     details = {"mean_tokens": stats.mean([c for c, _ in seen]), "p10": stats.percentile([c for c, _ in seen], 0.1)}
     return judge(ctx, "one-token-only", Measurement(short / len(seen), "share", low, high, len(seen)), details=details)

@@ -19,7 +19,8 @@ from gates.core import floor as floors
 from gates.core import reference as references
 from gates.core import scoring, stats
 from gates.core.client import Client
-from gates.core.gate import Context, Gate, Skip, judge
+from gates.core.errors import Skip
+from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement, Verdict
 
 TOP = 20
@@ -37,7 +38,7 @@ class Compared:
     @property
     def ratio(self) -> float:
         """The server's perplexity by the reference's."""
-        return math.exp(-stats.mean(self.differences))
+        return stats.exp(-stats.mean(self.differences))
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _perplexity(ctx: Context) -> GateResult:
             for p in seen.passages
         },
         "worst_passage": worst.name,
-        "overall_ratio": math.exp(-stats.mean(every)),
+        "overall_ratio": stats.exp(-stats.mean(every)),
         "overall_ratio_interval": list(_ratio(seen.stretches("differences"))),
         "rms_difference": math.sqrt(stats.mean([d * d for d in every])),
     }
@@ -129,7 +130,7 @@ def _perplexity(ctx: Context) -> GateResult:
 def _ratio(stretches: list[list[float]], less: float = 0.0) -> tuple[float | None, float | None]:
     """95 % interval of the perplexity ratio, less a constant."""
     low, high = stats.block_bootstrap(stretches)
-    return (None, None) if low is None or high is None else (math.exp(-high) - less, math.exp(-low) - less)
+    return (None, None) if low is None or high is None else (stats.exp(-high) - less, stats.exp(-low) - less)
 
 
 def _top1(ctx: Context) -> GateResult:

@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable
 
 from gates.core import prompts, stats
-from gates.core.gate import Context, Gate, Skip, judge
+from gates.core.errors import Skip
+from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement, Verdict
 from gates.core.wording import TOY
 from gates.device import _reading

@@ -12,7 +12,7 @@ import pytest
 from gates import __main__ as cli
 from gates.controls import proxy
 from gates.controls.faults import Fault
-from gates.core import ledger, runner
+from gates.core import exits, ledger
 from gates.core.errors import GateError
 from gates.core.result import GateResult, Verdict
 
@@ -93,7 +93,7 @@ def test_a_gate_in_a_cron_job_speaks_of_the_server_of_today(good_server: str, tm
     assert json.loads(lines[-1])["kind"] == "end"
     path.write_text("".join(lines[:-1]))  # as if killed
     wrong.append(True)
-    assert cli.main(_argv(address, path, "kv-blocks")) == runner.EXIT_FAIL
+    assert cli.main(_argv(address, path, "kv-blocks")) == exits.EXIT_FAIL
     server.shutdown()
 
 
@@ -128,7 +128,7 @@ def test_a_report_that_cannot_be_written_hides_no_verdict(good_server: str, tmp_
     server, address = proxy.serve(good_server, Fault("f", "no version", told=lambda path, told: {**told, "version": 0}))
     (tmp_path / "file").touch()
     argv = [*_argv(address, tmp_path / "l", "api-models"), "--report", str(tmp_path / "file" / "out")]
-    assert cli.main(argv) == runner.EXIT_FAIL
+    assert cli.main(argv) == exits.EXIT_FAIL
     server.shutdown()
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from gates import __main__ as cli
 from gates.controls.toy_server import Handler, start
-from gates.core import gate, ledger, profile, runner, scoring, server_facts, thresholds
+from gates.core import exits, gate, ledger, profile, runner, scoring, server_facts, thresholds
 from gates.core.client import Client, ServerTrouble
-from gates.core.errors import GateError
-from gates.core.gate import Context, Gate, Skip
+from gates.core.errors import GateError, Skip
+from gates.core.gate import Context, Gate
 from gates.core.result import GateResult, Measurement, Verdict
 
 FACTS = server_facts.ServerFacts("0.26.0", None, "m", 4096, {})
@@ -187,18 +187,18 @@ def test_run_goes_on_and_resumes_without_repeating(tmp_path: Path) -> None:
     identity = {"base_url": "u"}
     ctx = _context()
     with ledger.Writer(path) as writer:
-        assert runner.run_all(gates, ctx, writer, writer.start(identity)) == runner.EXIT_FAIL
+        assert runner.run_all(gates, ctx, writer, writer.start(identity)) == exits.EXIT_FAIL
     assert calls == ["a", "b", "c"]
     with ledger.Writer(path) as writer:
         assert writer.resumable(identity) is None
         resumed = writer.resumable(identity, again=True)
         assert resumed is not None
-        assert runner.run_all(gates, ctx, writer, resumed) == runner.EXIT_FAIL
+        assert runner.run_all(gates, ctx, writer, resumed) == exits.EXIT_FAIL
         assert calls == ["a", "b", "c", "b"]  # only what broke is tried again
         ok = [g for g in gates if g.name != "b"]
-        assert runner.run_all(ok, ctx, writer, resumed) == runner.EXIT_FAIL
-        assert runner.run_all(ok[:1], ctx, writer, resumed) == runner.EXIT_PASS
-        assert runner.run_all(gates[:2], ctx, writer, resumed) == runner.EXIT_ERROR
+        assert runner.run_all(ok, ctx, writer, resumed) == exits.EXIT_FAIL
+        assert runner.run_all(ok[:1], ctx, writer, resumed) == exits.EXIT_PASS
+        assert runner.run_all(gates[:2], ctx, writer, resumed) == exits.EXIT_ERROR
 
 
 def test_estimates_come_from_the_last_run_and_from_progress(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_text_of_a_server_neither_forges_lines_nor_drives_the_terminal(tmp_path:
 
     with ledger.Writer(tmp_path / "l.jsonl") as writer:
         run = writer.start({})
-        assert runner.run_all([_gate(odd)], _context(), writer, run) == runner.EXIT_FAIL
+        assert runner.run_all([_gate(odd)], _context(), writer, run) == exits.EXIT_FAIL
     (read,) = ledger.load(tmp_path / "l.jsonl")
     reason = read.results["g"].reason
     assert reason.isprintable()
@@ -379,7 +379,7 @@ def test_a_gate_past_its_deadline_asks_no_more() -> None:
     ],
 )
 def test_addresses_and_keys_that_cannot_be(address: str, key: str, message: str, capsys: pytest.CaptureFixture) -> None:
-    assert cli.main(["run", "--base-url", address, "--api-key", key]) == runner.EXIT_USAGE
+    assert cli.main(["run", "--base-url", address, "--api-key", key]) == exits.EXIT_USAGE
     told = capsys.readouterr().err
     assert message in told
     assert "geheim" not in told
@@ -413,7 +413,7 @@ def test_a_key_that_the_server_echoes_is_hidden() -> None:
 
 def test_a_key_that_is_echoed_before_any_gate_is_hidden(capsys: pytest.CaptureFixture) -> None:
     address = _server(_raw(b'{"error": "Incorrect API key provided: sk-geheim"}', status=401))
-    assert cli.main(["run", "--base-url", address, "--api-key", "sk-geheim"]) == runner.EXIT_USAGE
+    assert cli.main(["run", "--base-url", address, "--api-key", "sk-geheim"]) == exits.EXIT_USAGE
     assert "geheim" not in capsys.readouterr().err
 
 
@@ -422,7 +422,7 @@ def test_one_of_several_models_is_chosen(capsys: pytest.CaptureFixture, tmp_path
         _raw(b'{"data": [{"id": "a"}, {"id": "b"}], "version": {}}')(handler)
 
     argv = ["run", "--base-url", _server(two), "--only", "api-models", "--ledger", str(tmp_path / "l.jsonl")]
-    assert cli.main([*argv, "--model", "c"]) == runner.EXIT_USAGE
+    assert cli.main([*argv, "--model", "c"]) == exits.EXIT_USAGE
     assert "choose of: a, b" in capsys.readouterr().err
     cli.main([*argv, "--model", "b"])
     assert ledger.load(tmp_path / "l.jsonl")[0].server["model"] == "b"
@@ -432,7 +432,7 @@ def test_one_of_several_models_is_chosen(capsys: pytest.CaptureFixture, tmp_path
 
 def test_an_unforeseen_error_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_list", lambda: 1 // 0)
-    assert cli.main(["list"]) == runner.EXIT_ERROR
+    assert cli.main(["list"]) == exits.EXIT_ERROR
 
 
 def test_what_decides_a_verdict_is_part_of_the_run(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_what_decides_a_verdict_is_part_of_the_run(tmp_path: Path) -> None:
     assert len(ledger.load(path)) == 1
     assert cli.main([*argv, "--resume", "--floor"]) == 0
     assert len(ledger.load(path)) == 2
-    assert cli.main([*argv, "--reference", str(tmp_path / "none.json")]) == runner.EXIT_USAGE
+    assert cli.main([*argv, "--reference", str(tmp_path / "none.json")]) == exits.EXIT_USAGE
 
 
 def test_a_gate_goes_before_a_category_of_its_name() -> None:
