@@ -93,6 +93,26 @@ def test_drafts_and_rollbacks_hold_both():
     assert held.accept_tokens("r", list(ANSWER.encode()))
 
 
+@pytest.mark.parametrize("name", ["regex", "sized json"])
+def test_no_text_leads_where_no_token_is_left(name):
+    """The closer spelled out: its last character would be the guard's to refuse."""
+    fields, ended = {"regex": ({"regex": "[a-z]{1,9}"}, "ab"), "sized json": ({"json": SIZED}, '{"a": "ab"}')}[name]
+    held = grammar_of(fields)
+    assert held.accept_tokens("r", list((ANSWER + ended).encode()))
+    assert "<|return|>" in allowed(held)
+    spelled = "".join(chr(byte) for byte in range(256) if byte in tokens(held))
+    assert "<" not in spelled
+    free = manager().backend.compile_grammar(StructuredOutputOptions.STRUCTURAL_TAG, tag(fields))
+    assert free.accept_tokens("r", list((ANSWER + ended).encode()))
+    assert ord("<") in tokens(free)  # control: as the tag is written
+
+
+def tokens(grammar):
+    mask = xgr.allocate_token_bitmask(1, grammar.vocab_size)
+    grammar.fill_bitmask(mask, 0)
+    return {token for token in range(grammar.vocab_size) if mask[0, token // 32].item() >> (token % 32) & 1}
+
+
 @pytest.mark.parametrize("turn", [turn_format(TEMPLATE), MUSE], ids=["beam", "muse"])
 @pytest.mark.parametrize("name", BODIES)
 def test_the_guard_is_the_turn_with_free_text(turn, name):

@@ -54,7 +54,8 @@ def manager(executor=None, **config) -> StructuredOutputManager:
     return made
 
 
-def grammar_for(stop_tokens: list[str], made: StructuredOutputManager | None = None):
+def grammar_for(stop_tokens: list[str], made: StructuredOutputManager | None = None, own: str = ""):
+    """The grammar of a forced call. `own`: characters that the client has as stop ids, beside the model's."""
     request = constrain_request(
         request_of({"tool_choice": "required"}, GOLDEN["tools"]),
         turn_format(TEMPLATE),
@@ -62,7 +63,9 @@ def grammar_for(stop_tokens: list[str], made: StructuredOutputManager | None = N
         serving=Serving(),
     )
     params = SamplingParams(structured_outputs=request.structured_outputs)
-    params._all_stop_token_ids = {ByteTokenizer.ids[text] for text in stop_tokens}
+    params._all_stop_token_ids = {ByteTokenizer.ids[text] for text in stop_tokens} | set(own.encode())
+    # As vLLM leaves them: the client's, and the generation config's beside the tokenizer's EOS.
+    params.stop_token_ids = [*own.encode(), *(ByteTokenizer.ids[text] for text in stop_tokens[1:])] if own else []
     key = (StructuredOutputOptions.STRUCTURAL_TAG, request.structured_outputs.structural_tag)
     engine_request = SimpleNamespace(
         request_id="r", sampling_params=params, structured_output_request=SimpleNamespace(structured_output_key=key)
@@ -90,6 +93,18 @@ def test_stop_ids_reach_the_matcher():
     assert "<|call|>" not in allowed(both)
     feed(both, "<|end|><|start|>assistant to=noop<|channel|>analysis <|constrain|>xml<|message|>")
     assert {"<|call|>", "<|return|>"} <= set(allowed(both))
+
+
+def test_a_clients_own_stop_ids_are_text_to_the_grammar():
+    """A letter of a header among them: refused, it would leave no token to go on with."""
+    made = manager()
+    config = {"eos_token_id": [ByteTokenizer.ids["<|return|>"], ByteTokenizer.ids["<|call|>"]]}
+    made.vllm_config = SimpleNamespace(model_config=SimpleNamespace(try_get_generation_config=lambda: config))
+    grammar = grammar_for(["<|return|>", "<|call|>"], made, own="a")
+    feed(grammar, "<|channel|>analysis<|message|>r")
+    assert "<|call|>" not in allowed(grammar)  # the model's second end stays one
+    feed(grammar, "a<|end|><|start|>assistant to=noop<|channel|>analysis <|constrain|>xml<|message|>")
+    assert {"<|call|>", "<|return|>"} <= set(allowed(grammar))
 
 
 @pytest.mark.parametrize("outside", [-1, 10**6, 2**31, 2**40, 2**63])

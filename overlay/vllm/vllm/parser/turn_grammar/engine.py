@@ -16,7 +16,7 @@ import xgrammar as xgr
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
-from vllm.parser.turn_grammar.guarded import guard_of
+from vllm.parser.turn_grammar.guarded import pair_of
 from vllm.parser.turn_grammar.second_library import grammar_of_second_library
 from vllm.parser.turn_grammar.turn import TurnRules
 from vllm.parser.turn_grammar.wire_format import TurnFormat, turn_format_named
@@ -24,6 +24,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 
 if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
@@ -116,17 +117,33 @@ def finished_grammar(manager: StructuredOutputManager, request: Request, create:
     backend = manager.backend
     if isinstance(backend, XgrammarBackend) and (other := grammar_of_second_library(manager, request)) is not None:
         return other
-    grammar = create()
+    kind, text = request.structured_output_request.structured_output_key
+    pair = pair_of(text) if kind == StructuredOutputOptions.STRUCTURAL_TAG else None
+    if pair is None or not isinstance(backend, XgrammarBackend):
+        grammar, guard = create(), None
+    else:
+        grammar, guard = backend.compile_grammar(kind, pair[0]), backend.compiler.compile_structural_tag(pair[1])
     if not isinstance(grammar, XgrammarGrammar) or not isinstance(backend, XgrammarBackend):
         return grammar
-    kind, text = request.structured_output_request.structured_output_key
-    guard = None
-    if kind == StructuredOutputOptions.STRUCTURAL_TAG and (beside := guard_of(text)) is not None:
-        guard = backend.compiler.compile_structural_tag(beside)
     log_compile(backend, grammar, time.perf_counter() - started)
-    params = request.sampling_params
-    stop_ids = set() if params is None else params.all_stop_token_ids
-    return with_stop_ids(grammar, stop_ids, backend.num_speculative_tokens, guard)
+    return with_stop_ids(grammar, ending_ids(manager, request.sampling_params), backend.num_speculative_tokens, guard)
+
+
+def ending_ids(manager: StructuredOutputManager, params: SamplingParams | None) -> set[int]:
+    """Stop ids of the request that end a turn of the model: all but those that only the client asked for.
+
+    Those end the output wherever they come, as without a grammar. Refused where the grammar cannot end, they could take
+    the last token that goes on, a letter of a header for one.
+    """
+    if params is None:
+        return set()
+    if not params.stop_token_ids:
+        return params.all_stop_token_ids
+    if (own := vars(manager).get("_model_stop_ids")) is None:
+        ids = manager.vllm_config.model_config.try_get_generation_config().get("eos_token_id")
+        own = {getattr(manager.tokenizer, "eos_token_id", None), *(ids if isinstance(ids, list) else [ids])}
+        manager._model_stop_ids = own
+    return params.all_stop_token_ids - (set(params.stop_token_ids) - own)
 
 
 def log_compile(backend: XgrammarBackend, grammar: XgrammarGrammar, seconds: float) -> None:

@@ -25,26 +25,35 @@ def guarded(fmt: f.Format, substrings: Sequence[str]) -> f.Format:
 
 def guard_of(tag_text: str) -> str | None:
     """The structural tag of the guard beside `tag_text`, as text; None if it needs none."""
+    return None if (found := pair_of(tag_text)) is None else found[1]
+
+
+def pair_of(tag_text: str) -> tuple[str, str] | None:
+    """The structural tags that are held together for `tag_text`, as text: the client's and its guard. None if it needs
+    no guard.
+
+    What may close the body is in neither, and the turn ends by its stop token alone. A closer would end the guard's
+    reading of the body where the client's still goes on; spelled out, it would end at its last character, which the
+    guard excludes, with no token left to go on with.
+    """
     if f'"{_MEMBER}"' not in tag_text:
         return None
     tag = json.loads(tag_text)
-    free = _freed(tag)
-    return None if free == tag else json.dumps(free)
+    held, free = _unclosed(tag, False), _unclosed(tag, True)
+    return None if free == held else (json.dumps(held), json.dumps(free))
 
 
-def _freed(node: Any) -> Any:
+def _unclosed(node: Any, freed: bool) -> Any:
     if isinstance(node, list):
-        freed = [_freed(member) for member in node]
-        # What may close the body would end the guard's reading of it where the client's still goes on: the turn then
-        # ends by its stop token alone.
         closers = {index + 1 for index, member in enumerate(node) if _is_body(member)}
-        return [member for index, member in enumerate(freed) if index not in closers or member["type"] != "optional"]
+        kept = [m for index, m in enumerate(node) if index not in closers or m["type"] != "optional"]
+        return [_unclosed(member, freed) for member in kept]
     if not isinstance(node, dict):
         return node
     if _is_body(node):
-        return f.text(node[_MEMBER])
+        return f.text(node[_MEMBER]) if freed else node
     # A schema may have any member, and is none of ours.
-    return {key: value if key == "json_schema" else _freed(value) for key, value in node.items()}
+    return {key: value if key == "json_schema" else _unclosed(value, freed) for key, value in node.items()}
 
 
 def _is_body(node: Any) -> bool:
