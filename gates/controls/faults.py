@@ -267,6 +267,12 @@ def make(name: str) -> Fault:
         Fault("swapped-answers", "an answer goes to another request", reply=_swap(memory)),
         Fault("stale-prefix", "a warm prefix cache serves a stale block", reply=_stale(memory)),
         Fault(
+            "spoiled-by-abort",
+            "a request that is hung up on spoils the blocks it shares",
+            request=server_faults.hung_up(memory),
+            reply=server_faults.spoiled_blocks(memory),
+        ),
+        Fault(
             "marker-in-content",
             "a format marker reaches the client",
             reply=_each_message(_marker),
@@ -310,7 +316,7 @@ def make(name: str) -> Fault:
 
 NAMES = (
     "shifted-logits", "duplicated-token", "window-off-by-one", "blind-context", "leaked-canary",
-    "swapped-answers", "stale-prefix",
+    "swapped-answers", "stale-prefix", "spoiled-by-abort",
     "marker-in-content", "early-stop", "half-stream", "dropped-argument", "late-arguments", "unconstrained-json",
     "endless-thinking", "repeating", "refusing-overload", "shrunk-cache", "late-compiles", "other-weights",
     "silent-version", "lost-row", "scaled-logprobs", "miscounted-usage", "lax-validation", "lost-item",

@@ -115,3 +115,32 @@ def without(*names: str) -> Callable[[str, Body], Body]:
         return {name: value for name, value in body.items() if name not in names}
 
     return request
+
+
+def _head(body: Body) -> tuple[str, str]:
+    """The first tokens of a completion's prompt under its cache salt: a block that requests share."""
+    prompt = body.get("prompt")
+    return str(body.get("cache_salt", "")), str(prompt[:32] if isinstance(prompt, (list, str)) else prompt)
+
+
+def hung_up(memory: Body) -> Callable[[str, Body], Body]:
+    """Streams of completions are those that the gates hang up on: their first block counts as spoiled from then on."""
+
+    def request(path: str, body: Body) -> Body:
+        if path == "/v1/completions" and body.get("stream"):
+            memory.setdefault("spoiled", set()).add(_head(body))
+        return body
+
+    return request
+
+
+def spoiled_blocks(memory: Body) -> Callable[[str, Body, Body], Body]:
+    """What is decoded from a spoiled block is an e-th as likely."""
+
+    def reply(path: str, body: Body, answer: Body) -> Body:
+        for choice in answer.get("choices") or [] if _head(body) in memory.get("spoiled", ()) else []:
+            values = (choice.get("logprobs") or {}).get("token_logprobs") or []
+            values[:] = [value - 1.0 for value in values]
+        return answer
+
+    return reply

@@ -36,6 +36,7 @@ class Context:
         server_args: the server's arguments, as far as they were told.
         seeds: those the gate has drawn from, for the record.
         left_out: what the server could not be asked, for the record.
+        kept: readings that several gates of a run rest on, by what they are of.
     """
 
     client: Client
@@ -50,6 +51,7 @@ class Context:
     server_args: str = ""
     seeds: set[int] = field(default_factory=set)
     left_out: set[str] = field(default_factory=set)
+    kept: dict[Any, Any] = field(default_factory=dict)
 
     def seed(self, offset: int = 0) -> int:
         """The profile's seed plus an offset; remembered, so that the result tells it."""

@@ -12,6 +12,7 @@ from gates.core.errors import GateError
 from gates.core.result import plain
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
+STEADY = ("root", "parent", "quantization", "chat_template_sha256", "state_hash")
 _LOCK = re.compile(r"\+frontier\.([0-9a-f]{8,64})")
 
 
@@ -24,7 +25,8 @@ class ServerFacts:
         lock_hash: the distribution's lock hash, from the version's local part; None on another build.
         model: served model name.
         max_model_len: longest context in tokens, where `/v1/models` tells.
-        model_card: the rest of the model's card (template hash, effort levels, ...).
+        model_card: what else its card tells that stays while the server is up (`STEADY`): a run is gone on with, and a
+            record found again, by it.
     """
 
     version: str | None
@@ -54,9 +56,7 @@ def read(client: Client) -> ServerFacts:
     version = plain(told) if isinstance(told, str) else None
     found = _LOCK.search(version or "")
     length = card.get("max_model_len")
-    rest = {
-        k: v for k, v in card.items() if k not in ("id", "object", "created", "owned_by", "permission", "max_model_len")
-    }
+    rest = {k: v for k, v in card.items() if k in STEADY}
     return ServerFacts(
         version=version,
         lock_hash=found.group(1) if found else None,

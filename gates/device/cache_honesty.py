@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import random
 import uuid
+from functools import partial
 
-from gates.core import scoring, server_facts
+from gates.core import prompts, scoring, server_facts
+from gates.core.client import ServerTrouble
 from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
 
@@ -22,14 +24,15 @@ def _gap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0)
 
 
-def _abort_neighbours(ctx: Context, prompt: list[int]) -> None:
-    """Hang up on requests that share half of the prompt, after their second chunk."""
+def _abort_neighbours(ctx: Context, prompt: list[int], salt: str) -> None:
+    """Hang up on requests that share half of the prompt, and the blocks that hold it, after their second chunk."""
 
     def one(index: int) -> None:
         body = {
             "model": ctx.client.model,
             "prompt": [*prompt[: len(prompt) // 2], *prompt[: index + 1]],
             "max_tokens": 64,
+            "cache_salt": salt,
         }
         ctx.client.stream("/v1/completions", {**body, "temperature": 1, "seed": index}, stop_after=2)
 
@@ -56,10 +59,7 @@ def _other_head(ctx: Context, rng: random.Random, tokens: int, length: int) -> f
     question = ctx.client.tokenize(" " + ctx.wording.question(name))
 
     def filler(count: int) -> list[int]:
-        text: list[int] = []
-        while len(text) < count:
-            text += ctx.client.tokenize(" ".join(ctx.wording.filler(rng) for _ in range(32)))
-        return text[:count]
+        return prompts.filler(ctx.client, ctx.wording, rng, count)
 
     tail = [*fact[len(fact) - shared :], *filler(length - size - shared - len(question)), *question]
     head, elsewhere = ([*filler(size - len(ids) + shared), *ids[: len(ids) - shared]] for ids in (fact, foreign))
@@ -82,15 +82,14 @@ def _run(ctx: Context) -> GateResult:
     worst: dict[str, float] = {"warm": 0.0, "after aborts": 0.0, "prompt logprobs": 0.0}
     floors: list[float] = []
     for number in range(max(2, ctx.profile.samples // 4)):
-        text = " ".join(ctx.wording.filler(rng) for _ in range(rung))
-        prompt = ctx.client.tokenize(text)[:rung]
+        prompt = prompts.filler(ctx.client, ctx.wording, rng, rung)
         n = ctx.profile.greedy_tokens
-        salts = [uuid.uuid4().hex for _ in range(3)]
-        cold = scoring.continue_greedily(ctx.client, prompt, max_tokens=n, cache_salt=salts[0])
-        again = scoring.continue_greedily(ctx.client, prompt, max_tokens=n, cache_salt=salts[1])
-        warm = scoring.continue_greedily(ctx.client, prompt, max_tokens=n, cache_salt=salts[0])
-        _abort_neighbours(ctx, prompt)
-        later = scoring.continue_greedily(ctx.client, prompt, max_tokens=n, cache_salt=salts[0])
+        salt, other_salt = (uuid.uuid4().hex for _ in range(2))
+
+        read = partial(scoring.continue_greedily, ctx.client, prompt, max_tokens=n, top=TOP)
+        cold, again, warm = (read(cache_salt=each) for each in (salt, other_salt, salt))
+        _abort_neighbours(ctx, prompt, salt)
+        later = read(cache_salt=salt)
         floors.append(_agreeing(cold, again))
         worst["warm"] = max(worst["warm"], _agreeing(cold, warm))
         worst["after aborts"] = max(worst["after aborts"], _agreeing(cold, later))
@@ -115,13 +114,17 @@ def _agreeing(a: scoring.Continuation, b: scoring.Continuation) -> float:
     At a near-tie the texts part and later tokens are not comparable; at the parting token the two are still after the
     same text, and each lists what it gave to the other's token: a true tie parts with a small difference, a stale
     block with a large one. A token that is not listed has at most the smallest listed probability.
+
+    Raises:
+        ServerTrouble: candidates are not listed where two answers part.
     """
     value = 0.0
     for place, (ta, tb) in enumerate(zip(a.tokens, b.tokens, strict=False)):
         value = max(value, abs(a.logprobs[place] - b.logprobs[place]))
         if ta != tb:
-            if len(a.top) > place and len(b.top) > place and a.top[place] and b.top[place]:
-                value = max(value, a.logprobs[place] - _given(b, place, ta), b.logprobs[place] - _given(a, place, tb))
+            if not all(len(seen.top) > place and seen.top[place] for seen in (a, b)):
+                raise ServerTrouble("no candidates where two answers part", where=scoring.COMPLETIONS)
+            value = max(value, a.logprobs[place] - _given(b, place, ta), b.logprobs[place] - _given(a, place, tb))
             break
     return value
 
@@ -136,5 +139,5 @@ GATE = Gate(
     "isolation",
     "cold, warm and interrupted prefix cache give the same log probabilities",
     _run,
-    ("stale-prefix",),
+    ("stale-prefix", "spoiled-by-abort"),
 )

@@ -19,8 +19,13 @@ def _parse(value: Any) -> tuple[float, int]:
     return mean, samples
 
 
+def _card(ctx: Context) -> dict[str, Any]:
+    """Which weights and chat template there are meant to be; not whether they are (`state_hash`)."""
+    return {name: value for name, value in ctx.facts.model_card.items() if name != "state_hash"}
+
+
 def _run(ctx: Context) -> GateResult:
-    record = records.of(ctx, "output-length-band", profile=ctx.profile.name, card=ctx.facts.model_card)
+    record = records.of(ctx, "output-length-band", profile=ctx.profile.name, card=_card(ctx))
     known = record.read(_parse)
     counts = [float(count) for count, _ in lengths(ctx)]
     mean = stats.mean(counts)

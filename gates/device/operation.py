@@ -77,17 +77,17 @@ def _compiles(ctx: Context) -> GateResult:
 
 
 def _blocks(ctx: Context) -> GateResult:
-    labels = server_facts.metric_labels(ctx.client, CACHE)
-    raw = labels[0].get("num_gpu_blocks") if labels else None
-    if not raw or not raw.isdecimal():
+    labels = server_facts.metric_labels(ctx.client, CACHE)  # a row an engine, where there are several
+    told = [row.get("num_gpu_blocks", "") for row in labels]
+    if not told or not all(raw.isdecimal() for raw in told):
         raise Skip(f"the server reports no {CACHE}")
-    blocks = int(raw)
+    blocks = min(map(int, told))
     if not blocks:
         raise Failed("the server has no KV blocks")
     settings = {name: labels[0].get(name) for name in SETTINGS}
     record = records.of(ctx, "kv-blocks", max_model_len=ctx.facts.max_model_len, **settings)
     known = record.read(_count)
-    details = {"blocks": blocks, **settings}
+    details: dict[str, Any] = {"blocks": blocks, "engines": len(told), **settings}
     if known is None:
         return record.first(blocks, **details)
     details |= {"known": known, "recorded": str(record.path)}

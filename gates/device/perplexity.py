@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from gates.core import floor as floors
@@ -68,19 +66,21 @@ class Comparison:
 
 
 def compare(ctx: Context) -> Comparison:
-    """Score every passage of the reference file on the server.
+    """Score every passage of the reference file on the server, once a run.
 
     Raises:
         Skip: no reference file was given.
     """
     if ctx.reference is None:
         raise Skip("no reference scores given (--reference FILE, made by gates.oracle.passages)")
-    return _compare(ctx.client, str(ctx.reference.resolve()))
+    of = (__name__, ctx.client.root, ctx.client.model, ctx.reference.resolve())
+    if of not in ctx.kept:
+        ctx.kept[of] = _compare(ctx.client, references.load(ctx.reference))
+    seen: Comparison = ctx.kept[of]
+    return seen
 
 
-@lru_cache(maxsize=2)
-def _compare(client: Client, path: str) -> Comparison:
-    reference = references.load(Path(path))
+def _compare(client: Client, reference: references.Reference) -> Comparison:
     seen = []
     for passage in reference.passages:
         scores = scoring.score(client, passage.tokens, top=TOP)

@@ -116,3 +116,17 @@ def test_statistics_against_known_values() -> None:
         stats.percentile([], 0.5)
     with pytest.raises(ValueError, match=r"outside 0\.\.1"):
         stats.percentile([1.0], 2)
+
+
+def test_the_passages_are_scored_once_a_run(good_server: str, scores: Path, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def reply(path: str, body: dict, answer: dict) -> dict:
+        asked.extend(["scored"] if "prompt_logprobs" in body else [])
+        return answer
+
+    server, address = matrix.proxy.serve(good_server, matrix.faults.Fault("count", "none", reply=reply))
+    seen = _run(address, scores, tmp_path)
+    server.shutdown()
+    assert {r.verdict for r in seen.values()} == {Verdict.PASS}
+    assert len(asked) == len(reference.load(scores).passages)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from gates import __main__ as cli
 from gates.controls import matrix, proxy
 from gates.controls.faults import Fault
-from gates.core import gate, ledger, records
+from gates.core import gate, ledger, records, server_facts
 from gates.core.client import Client
 from gates.core.errors import GateError
 from gates.core.result import GateResult, Verdict
@@ -153,3 +155,38 @@ def test_another_tokenizer_is_seen_by_the_canary(ctx: gate.Context) -> None:
     seen = _spoiled(ctx, "canary", reply=other)
     assert seen.verdict is Verdict.FAIL
     assert "another tokenizer" in seen.reason
+
+
+def _told(ctx: gate.Context, name: str, change: Callable[[dict], dict]) -> list[str]:
+    """Reasons of two runs, server facts read anew, on a server whose model card is changed."""
+
+    def told(path: str, told: dict) -> dict:
+        return {**told, "data": [change(card) for card in told["data"]]} if "data" in told else told
+
+    server, address = proxy.serve(ctx.client.root, Fault("f", "another card", told=told))
+    reasons = []
+    for _ in range(2):
+        client = Client(address)
+        now = dataclasses.replace(ctx, client=client, facts=server_facts.read(client))
+        reasons.append(run_one(GATES[name], now).reason)
+    server.shutdown()
+    return reasons
+
+
+def test_a_card_that_moves_is_the_same_server(ctx: gate.Context) -> None:
+    """Nor must what it says of its loaded state hide that its answers changed: that is the canary's to see."""
+    moves = itertools.count()
+    seen = _told(ctx, "canary", lambda card: {**card, "queue": next(moves), "state_hash": str(next(moves))})
+    assert seen == [records.NOTHING_YET, ""]
+
+
+def test_the_engine_that_shrank_is_seen_behind_another(ctx: gate.Context) -> None:
+    def page(blocks: int) -> dict[str, Callable[[str, str], str]]:
+        row = 'vllm:cache_config_info{{engine="{}",num_gpu_blocks="{}"}} 1.0\n'
+        return {"page": lambda path, text: row.format(0, 64) + row.format(1, blocks)}
+
+    assert _spoiled(ctx, "kv-blocks", **page(64)).verdict is Verdict.SKIP
+    seen = _spoiled(ctx, "kv-blocks", **page(32))
+    assert seen.verdict is Verdict.FAIL
+    assert seen.measurement is not None
+    assert seen.measurement.value == 0.5
