@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts import env as env_verb
 from scripts import environment
 from scripts.environment import Environment
 from scripts.errors import ToolError
+from scripts.paths import Project
 from scripts.tiny_wheel import tiny_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +120,20 @@ def check_repair(env: Environment, fault: str) -> None:
 @pytest.mark.parametrize("fault", BREAKS)
 def test_a_broken_environment_is_named_and_rebuilt(env: Environment, fault: str) -> None:
     check_repair(env, fault)
+
+
+def test_an_extra_is_built_by_name_only_and_says_so(env: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    known = dict(environment.ENVIRONMENTS)
+    monkeypatch.setattr(environment, "ensure", lambda name, python=None: built.append(name) or known[name])
+    monkeypatch.setattr(env_verb, "ensure_serve", lambda project, python=None: environment.ensure("serve"))
+    project = Project(environment.ROOT, environment.ROOT / "cache", {})
+    for names in ([], ["accuracy"]):
+        env_verb.run(project, argparse.Namespace(names=names, python=None, check=False))
+    assert built == ["dev", "build", "hf", "serve", "accuracy"]
+    with pytest.raises(ToolError, match="not built") as caught:
+        environment.check("accuracy")
+    assert caught.value.action == "run `python -m scripts env accuracy`"
 
 
 @pytest.mark.parametrize("fault", ["interrupted installation", "another version installed"])
