@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,15 @@ def judge(
         seeds=seeds,
         details=details or {},
     )
+
+
+def beyond_chance(result: GateResult) -> GateResult:
+    """A FAIL at an upper limit that lies within the interval of the figure is none: too few samples to tell (SKIP)."""
+    seen, limit = result.measurement, result.threshold
+    if result.verdict is not Verdict.FAIL or seen is None or seen.low is None or limit is None or seen.low > limit:
+        return result
+    told = f"{seen.samples} samples are too few to tell: {result.reason}, and the interval begins at {seen.low:.3g}"
+    return replace(result, verdict=Verdict.SKIP, reason=told)
 
 
 def checks(gate: str, outcomes: Mapping[str, str], *, details: Mapping[str, Any] | None = None) -> GateResult:

@@ -12,6 +12,7 @@ from gates.core.errors import GateError
 from gates.core.result import plain
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
+RUNNING = "vllm:num_requests_running"  # the gauge of requests under way
 STEADY = ("root", "parent", "quantization", "chat_template_sha256", "state_hash")
 _LOCK = re.compile(r"\+frontier\.([0-9a-f]{8,64})")
 

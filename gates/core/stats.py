@@ -58,29 +58,34 @@ def blocks(values: Sequence[float], *, longest: int = 64, fewest: int = 8) -> li
     return [list(values[i : i + size]) for i in range(0, len(values), size)]
 
 
-def block_bootstrap(
-    groups: Sequence[Sequence[float]], *, rounds: int = 1000, seed: int = 0
-) -> tuple[float | None, float | None]:
-    """95 % interval of the mean of all values, by resampling whole groups (cluster bootstrap).
+def block_interval(groups: Sequence[Sequence[float]]) -> tuple[float | None, float | None]:
+    """95 % interval of the mean of all values, where whole groups are what was sampled.
 
-    Values within a group may depend on each other: tokens of one continuation, neighbours in a passage. The percentiles
-    are widened for the number of groups as Student's t is against the normal ("expanded percentile", Hesterberg 2015).
+    Values within a group may depend on each other: tokens of one continuation, neighbours in a passage. Their mean is a
+    ratio of sums to lengths. Resampling would not reach beyond the extremes of few groups: of two it draws three means.
 
     Returns:
         (low, high), both None for a single group, which says nothing of how far the next would be.
     """
-    count = len(groups)
+    return ratio_interval([(math.fsum(group), float(len(group))) for group in groups])
+
+
+def ratio_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+    """95 % interval of sum(a) / sum(b) for pairs that were sampled together (Cochran, Sampling Techniques, chapter 6).
+
+    The ratio with Student's t on the spread of the pairs around it.
+
+    Returns:
+        (low, high), both None for a single pair.
+    """
+    count = len(pairs)
     if count < 2:
         return None, None
-    sums = [(math.fsum(group), len(group)) for group in groups]
-    rng = random.Random(seed)
-    draws = []
-    for _ in range(rounds):
-        drawn = rng.choices(sums, k=count)
-        draws.append(sum(total for total, _ in drawn) / sum(length for _, length in drawn))
-    tail = NormalDist().cdf(-_student(count - 1) * math.sqrt(count / (count - 1)))
-    whole = math.fsum(total for total, _ in sums) / sum(length for _, length in sums)
-    return min(percentile(draws, tail), whole), max(percentile(draws, 1 - tail), whole)
+    below = math.fsum(b for _, b in pairs)
+    ratio = math.fsum(a for a, _ in pairs) / below
+    spread = math.sqrt(math.fsum((a - ratio * b) ** 2 for a, b in pairs) * count / (count - 1)) / below
+    half = _student(count - 1) * spread
+    return ratio - half, ratio + half
 
 
 def magnitude(low: float | None, high: float | None) -> tuple[float | None, float | None]:
@@ -92,10 +97,24 @@ def magnitude(low: float | None, high: float | None) -> tuple[float | None, floa
 
 
 def _student(freedom: int) -> float:
-    """97.5 % point of Student's t, by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
+    """97.5 % point of Student's t: exact for 1 and 2, else the Cornish-Fisher expansion (Abramowitz, Stegun 26.7.5)."""
+    if freedom == 1:
+        return math.tan(math.pi * 0.475)
+    if freedom == 2:
+        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
     z = NormalDist().inv_cdf(0.975)
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def not_below_zero(low: float | None, high: float | None) -> tuple[float | None, float | None]:
+    """The interval of a figure that cannot be negative."""
+    return (None, None) if low is None or high is None else (max(0.0, low), max(0.0, high))
 
 
 def block_share(groups: Sequence[Sequence[float]]) -> tuple[float, float]:

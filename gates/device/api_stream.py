@@ -9,7 +9,6 @@ from gates.core import server_facts
 from gates.core.errors import Skip
 from gates.core.suite import PATH, Api, Suite, expect, marker_in, reasoning_of
 
-RUNNING = "vllm:num_requests_running"
 SUITE = Suite("api-stream", "event order, joined text, usage, disconnects")
 
 
@@ -99,11 +98,11 @@ def _continuous(api: Api) -> None:
 @SUITE.check(31, "a client that hangs up frees its request")
 def _hangup(api: Api) -> None:
     body = api.body(max_tokens=4096 if api.ctx.wording.chat else api.room, ignore_eos=True)
-    if RUNNING not in (server_facts.metrics(api.client) or {}):
-        raise Skip(f"the server reports no {RUNNING}")
+    if server_facts.RUNNING not in (server_facts.metrics(api.client) or {}):
+        raise Skip(f"the server reports no {server_facts.RUNNING}")
     api.events(PATH, body, stop_after=2)
     for _ in range(50):
-        running = (server_facts.metrics(api.client) or {}).get(RUNNING)
+        running = (server_facts.metrics(api.client) or {}).get(server_facts.RUNNING)
         if running == 0:
             return
         time.sleep(0.2)

@@ -46,7 +46,7 @@ def _run(ctx: Context) -> GateResult:
         floor = floors.measure(ctx, texts, top=1).mean_gap
     worst = max(by_rung, key=lambda r: by_rung[r]["mean"])
     # tokens of one continuation share their cache: it is the continuations of this rung that are sampled
-    low, high = stats.block_bootstrap(rows_of[worst])
+    low, high = stats.not_below_zero(*stats.block_interval(rows_of[worst]))
     return judge(
         ctx,
         "decode-vs-prefill",

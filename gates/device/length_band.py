@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from gates.core import records, stats
-from gates.core.gate import Context, Gate, judge
+from gates.core.errors import GateError
+from gates.core.gate import Context, Gate, beyond_chance, judge
 from gates.core.result import GateResult, Measurement
 from gates.device.output_shape import lengths
 
 
-def _parse(value: Any) -> tuple[float, int]:
-    mean, samples = float(value["mean"]), int(value["samples"])
-    if not 0 < mean < math.inf:
-        raise ValueError(f"a mean of {mean} tokens")
-    return mean, samples
+def _parse(value: Any) -> list[int]:
+    counts = value["counts"]
+    if (
+        not isinstance(counts, list)
+        or not all(type(count) is int and count >= 0 for count in counts)
+        or not any(counts)
+    ):
+        raise ValueError(f"{counts!r} are no answer lengths")
+    return list(counts)
 
 
 def _card(ctx: Context) -> dict[str, Any]:
@@ -25,21 +29,29 @@ def _card(ctx: Context) -> dict[str, Any]:
 
 
 def _run(ctx: Context) -> GateResult:
-    record = records.of(ctx, "output-length-band", profile=ctx.profile.name, card=_card(ctx))
+    """FAIL where the interval lies outside the band: sampled answers vary, and a mean of few may stray beyond it.
+
+    Answers are compared question by question, with the same seeds, so that only what changed counts as spread.
+    """
+    of = {"profile": ctx.profile.name, "samples": ctx.profile.samples, "card": _card(ctx)}
+    record = records.of(ctx, "output-length-band", **of)
     known = record.read(_parse)
-    counts = [float(count) for count, _ in lengths(ctx)]
+    counts = [count for count, _ in lengths(ctx)]
     mean = stats.mean(counts)
-    low, high = stats.block_bootstrap([[count] for count in counts])
-    details = {"mean_tokens": mean, "interval": [low, high]}
+    details: dict[str, Any] = {"mean_tokens": mean}
     if known is None:
         if mean <= 0:
             return judge(ctx, "output-length-band", Measurement(1.0, "relative", samples=len(counts)), details=details)
-        return record.first({"mean": mean, "samples": len(counts)}, **details)
-    mean_then, samples = known
-    relative = [None if end is None else end / mean_then - 1 for end in (low, high)]
-    measurement = Measurement(abs(mean / mean_then - 1), "relative", *stats.magnitude(*relative), len(counts))
-    details |= {"known_mean": mean_then, "known_samples": samples, "recorded": str(record.path)}
-    return judge(ctx, "output-length-band", measurement, details=details)
+        return record.first({"counts": counts}, **details)
+    if len(known) != len(counts):
+        told = f"{len(known)} answers recorded, {len(counts)} seen"
+        raise GateError(told, where=str(record.path), action="delete it to record anew")
+    change = sum(counts) / sum(known) - 1
+    ends = stats.ratio_interval(list(zip(counts, known, strict=True)))
+    interval = stats.magnitude(*(None if end is None else end - 1 for end in ends))
+    details |= {"known_mean": stats.mean(known), "change": change, "recorded": str(record.path)}
+    measurement = Measurement(abs(change), "relative", *interval, len(counts))
+    return beyond_chance(judge(ctx, "output-length-band", measurement, details=details))
 
 
 GATE = Gate(

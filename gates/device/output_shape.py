@@ -13,7 +13,7 @@ from collections import Counter
 from gates.core import prompts, stats
 from gates.core.client import completion_tokens
 from gates.core.errors import Failed
-from gates.core.gate import Context, Gate, judge
+from gates.core.gate import Context, Gate, beyond_chance, judge
 from gates.core.result import GateResult, Measurement
 from gates.core.suite import reasoning_of
 
@@ -51,7 +51,8 @@ def _one_token(ctx: Context) -> GateResult:
     short = sum(count <= 2 or len(text.strip()) <= 2 for count, text in seen)
     low, high = stats.wilson(short, len(seen))
     details = {"mean_tokens": stats.mean([c for c, _ in seen]), "p10": stats.percentile([c for c, _ in seen], 0.1)}
-    return judge(ctx, "one-token-only", Measurement(short / len(seen), "share", low, high, len(seen)), details=details)
+    found = Measurement(short / len(seen), "share", low, high, len(seen))
+    return beyond_chance(judge(ctx, "one-token-only", found, details=details))
 
 
 def _endless(ctx: Context) -> GateResult:

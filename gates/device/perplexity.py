@@ -2,8 +2,8 @@
 """Perplexity, top-1 agreement and KL divergence against the CPU reference on given passages.
 
 After llama.cpp's `perplexity --kl-divergence`: the reference's distributions are stored, the candidate's compared per
-position; ratio with error, mean, median, 99 % and maximum KL, top-1 agreement. Intervals are of the given texts: they
-resample stretches of neighbouring positions, and say nothing of other texts.
+position; ratio with error, mean, median, 99 % and maximum KL, top-1 agreement. Intervals are of the given texts: of
+their stretches of neighbouring positions, and say nothing of other texts.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _perplexity(ctx: Context) -> GateResult:
 
 def _ratio(stretches: list[list[float]], less: float = 0.0) -> tuple[float | None, float | None]:
     """95 % interval of the perplexity ratio, less a constant."""
-    low, high = stats.block_bootstrap(stretches)
+    low, high = stats.block_interval(stretches)
     return (None, None) if low is None or high is None else (stats.exp(-high) - less, stats.exp(-low) - less)
 
 
@@ -151,7 +151,7 @@ def _kl(ctx: Context) -> GateResult:
         "p99": stats.percentile(every, 0.99),
         "max": max(every),
     }
-    low, high = stats.block_bootstrap(seen.stretches("kl"))
+    low, high = stats.not_below_zero(*stats.block_interval(seen.stretches("kl")))
     value = Measurement(stats.mean(every), "nats", low, high, len(every))
     return seen.judge(ctx, "kl-divergence", value, noise_floor=floor and floor.mean_kl, details=details)
 

@@ -79,8 +79,8 @@ def test_a_damaged_record_is_named_and_kept(ctx: gate.Context, text: str) -> Non
     [
         ("canary", [{"tokens": [1, 2], "logprobs": [float("nan")]}]),
         ("canary", []),
-        ("output-length-band", {"mean": 0, "samples": 8}),
-        ("output-length-band", {"mean": "x"}),
+        ("output-length-band", {"counts": [0, 0]}),
+        ("output-length-band", {"counts": ["x"]}),
         ("kv-blocks", 0),
         ("kv-blocks", "64"),
     ],

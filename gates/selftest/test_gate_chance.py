@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What chance and other users do to a good server is no FAIL, and what a bad one does still is."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gates.controls import matrix, proxy
+from gates.controls.faults import Fault
+from gates.core import gate, records, server_facts, stats
+from gates.core.client import Client
+from gates.core.errors import Failed
+from gates.core.result import GateResult, Verdict
+from gates.core.runner import run_one
+from gates.core.suite import Api
+from gates.device import api_sampling, canary, length_band, output_shape
+
+GATES = gate.discover()
+
+
+@pytest.fixture
+def ctx(good_server: str, tmp_path: Path) -> gate.Context:
+    return matrix.context(good_server, tmp_path)
+
+
+def _lengths(ctx: gate.Context, monkeypatch: pytest.MonkeyPatch, counts: list[int]) -> GateResult:
+    monkeypatch.setattr(length_band, "lengths", lambda ctx: [(count, "text") for count in counts])
+    return run_one(GATES["output-length-band"], ctx)
+
+
+KNOWN = [30, 45, 60, 80, 100, 120, 150, 200]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "verdict"),
+    [
+        (KNOWN, KNOWN, Verdict.PASS),
+        (KNOWN, [count + 2 for count in KNOWN], Verdict.PASS),
+        (KNOWN, [round(count * 1.5) for count in KNOWN], Verdict.FAIL),
+        (KNOWN, [1] * len(KNOWN), Verdict.FAIL),
+        (KNOWN, [0] * len(KNOWN), Verdict.FAIL),
+        (KNOWN, [60, 20, 100, 60, 170, 90, 260, 190], Verdict.SKIP),  # +21 %, and any of them either way
+    ],
+)
+def test_answers_of_chance_lengths_are_told_from_other_lengths(
+    ctx: gate.Context, monkeypatch: pytest.MonkeyPatch, then: list[int], now: list[int], verdict: Verdict
+) -> None:
+    assert _lengths(ctx, monkeypatch, then).reason == records.NOTHING_YET
+    seen = _lengths(ctx, monkeypatch, now)
+    assert seen.verdict is verdict, seen
+    if verdict is Verdict.SKIP:
+        assert "8 samples are too few to tell: 0.21" in seen.reason
+
+
+def test_answers_that_vary_by_a_third_seldom_fail() -> None:
+    """They did in 19 of 60 runs."""
+    rng = random.Random(3)
+
+    def outside() -> bool:
+        pairs = [(100 * rng.gauss(1, 0.3), 100 * rng.gauss(1, 0.3)) for _ in range(20)]
+        low, high = stats.ratio_interval(pairs)
+        return stats.magnitude(low - 1, high - 1)[0] > 0.1
+
+    assert sum(outside() for _ in range(200)) <= 4
+
+
+@pytest.mark.parametrize(("short", "verdict"), [(0, Verdict.PASS), (1, Verdict.SKIP), (3, Verdict.FAIL)])
+def test_one_terse_answer_of_twenty_is_no_verdict(
+    ctx: gate.Context, monkeypatch: pytest.MonkeyPatch, short: int, verdict: Verdict
+) -> None:
+    answers = [(1, "T")] * short + [(50, "text")] * (20 - short)
+    monkeypatch.setattr(output_shape, "lengths", lambda ctx: answers)
+    assert run_one(GATES["one-token-only"], ctx).verdict is verdict
+
+
+class _Busy:
+    """A server with a gauge of other requests, whose log probabilities move in their batch."""
+
+    def __init__(self, running: list[float]) -> None:
+        self.running, self.off, self.rng = running, 0.0, random.Random(4)
+
+    def page(self, path: str, text: str) -> str:
+        now = self.running.pop(0) if len(self.running) > 1 else self.running[0]
+        return text.replace("num_requests_running 0.0", f"num_requests_running {now}")
+
+    def reply(self, path: str, body: dict, answer: dict) -> dict:
+        for choice in answer.get("choices") or []:
+            for row in choice.get("prompt_logprobs") or []:
+                for entry in (row or {}).values():
+                    entry["logprob"] -= self.off
+        return answer
+
+
+def _canary(ctx: gate.Context, busy: _Busy) -> GateResult:
+    server, address = proxy.serve(ctx.client.root, Fault("busy", "others use it", page=busy.page, reply=busy.reply))
+    client = Client(address, model=ctx.facts.model)
+    result = run_one(GATES["canary"], dataclasses.replace(ctx, client=client))
+    server.shutdown()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("running", "off", "verdict"),
+    [
+        ([0.0], 0.1, Verdict.FAIL),
+        ([3.0], 0.1, Verdict.SKIP),
+        ([3.0], 0.0, Verdict.PASS),
+        ([3.0, 3.0, 0.0], 0.1, Verdict.FAIL),  # alone at the second attempt
+        ([0.0, 2.0], 0.1, Verdict.SKIP),  # they came while it was asked
+    ],
+)
+def test_the_canary_of_a_busy_server_is_not_held_to_one_that_was_alone(
+    ctx: gate.Context, monkeypatch: pytest.MonkeyPatch, running: list[float], off: float, verdict: Verdict
+) -> None:
+    monkeypatch.setattr(canary, "PAUSE_S", 0.0)
+    monkeypatch.setattr(canary, "TEXTS", canary.TEXTS[2:])
+    assert run_one(GATES["canary"], ctx).reason == records.NOTHING_YET
+    busy = _Busy(running)
+    busy.off = off
+    seen = _canary(ctx, busy)
+    assert seen.verdict is verdict, seen
+    if verdict is Verdict.SKIP:
+        assert "other requests ran on the server" in seen.reason
+
+
+def test_nothing_is_recorded_beside_others(ctx: gate.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "PAUSE_S", 0.0)
+    monkeypatch.setattr(canary, "TEXTS", canary.TEXTS[2:])
+    seen = _canary(ctx, _Busy([1.0]))
+    assert seen.verdict is Verdict.SKIP
+    assert seen.reason != records.NOTHING_YET
+    assert not list(ctx.records.glob("canary-*"))
+    assert server_facts.RUNNING.startswith("vllm:")
+
+
+def test_two_answers_that_are_one_are_caught(ctx: gate.Context) -> None:
+    def reply(path: str, body: dict, answer: dict) -> dict[str, Any]:
+        if body.get("n") == 2:
+            answer["choices"] = [{**answer["choices"][0], "index": index} for index in range(2)]
+        return answer
+
+    server, address = proxy.serve(ctx.client.root, Fault("twins", "one answer twice", reply=reply))
+    client = Client(address, model=ctx.facts.model)
+    suite = dataclasses.replace(ctx, client=client)
+    check = next(check for check in api_sampling.SUITE.checks if check.number == 104)
+    with pytest.raises(Failed, match="both answers are the same"):
+        check.run(Api(suite))
+    check.run(Api(ctx))
+    server.shutdown()
