@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.parser.chat_format import json_text
 from vllm.parser.chat_format.conversion import JsonConversion, SchemaConversion, convert, schema_types
+from vllm.parser.chat_format.turn import tool_properties
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,46 @@ def test_declared_types(schema, types):
     assert schema_types(schema) == types
 
 
+PERIOD = {"type": "object", "properties": {"kind": {"type": "string"}}}
+NESTED = {
+    "type": "object",
+    "$defs": {
+        "P": PERIOD,
+        "E": {"type": "string", "enum": ["1", "2"]},
+        "via": {"$ref": "#/$defs/P"},
+        "loop": {"$ref": "#/$defs/loop"},
+        "a/b": {"type": "integer"},
+        "wide": {"anyOf": [{"$ref": "#/$defs/wide"}] * 3},
+    },
+    "properties": {
+        "period": {"$ref": "#/$defs/P", "description": "d"},
+        "opt": {"anyOf": [{"$ref": "#/$defs/P"}, {"type": "null"}], "default": None},
+        "one": {"allOf": [{"$ref": "#/$defs/via"}]},
+        "code": {"$ref": "#/$defs/E"},
+        "slash": {"$ref": "#/$defs/a~1b"},
+        "loop": {"$ref": "#/$defs/loop"},
+        "wide": {"$ref": "#/$defs/wide"},
+        "two": {"allOf": [{"$ref": "#/$defs/P"}, {"type": "object"}]},
+        "gone": {"$ref": "#/$defs/none"},
+        "far": {"$ref": "https://example.org/s"},
+        "odd": {"$ref": 5},
+    },
+}
+
+
+def test_local_references_give_a_type():
+    """A parameter behind `$ref` came back as a JSON string."""
+    properties = tool_properties([{"type": "function", "function": {"name": "sales", "parameters": NESTED}}])["sales"]
+    types = {key: schema_types(schema) for key, schema in properties.items()}
+    assert types == {
+        "period": ("object",), "opt": ("object", "null"), "one": ("object",), "code": ("string",),
+        "slash": ("integer",), "loop": (), "wide": (), "two": (), "gone": (), "far": (), "odd": (),
+    }  # fmt: skip
+    assert json.loads(SchemaConversion(types["period"]).value('{"kind": "week"}')) == {"kind": "week"}
+    assert json.loads(SchemaConversion(types["opt"]).value("null")) is None
+    assert json.loads(JsonConversion(types["code"]).value("2")) == "2"
+
+
 def test_a_schema_nested_without_end_is_not_followed_for_ever():
     schema = {}
     schema["anyOf"] = [schema, {"type": "string"}]
@@ -36,6 +77,8 @@ def test_a_schema_nested_without_end_is_not_followed_for_ever():
 @pytest.mark.parametrize(
     ("types", "text", "value"),
     [
+        ("number", "9007199254740993", 9007199254740993), ("number", "-" + "9" * 30, -(10**30) + 1),
+        ("number", " 12 ", 12), ("number", "1e3", 1000), ("number", "9" * 400, "9" * 400),
         ("integer", "7", 7), ("integer", "7.0", 7), ("integer", "7.5", "7.5"), ("integer", "soon", "soon"),
         ("integer", "inf", "inf"), ("number", "2.50", 2.5), ("number", "3", 3), ("number", "3.0", 3.0),
         ("number", "NaN", "NaN"), ("number", "-inf", "-inf"), ("number", "1e999", "1e999"), ("boolean", "True", True),

@@ -100,8 +100,7 @@ def test_no_text_leads_where_no_token_is_left(name):
     held = grammar_of(fields)
     assert held.accept_tokens("r", list((ANSWER + ended).encode()))
     assert "<|return|>" in allowed(held)
-    spelled = "".join(chr(byte) for byte in range(256) if byte in tokens(held))
-    assert "<" not in spelled
+    assert ord("<") not in tokens(held)
     free = manager().backend.compile_grammar(StructuredOutputOptions.STRUCTURAL_TAG, tag(fields))
     assert free.accept_tokens("r", list((ANSWER + ended).encode()))
     assert ord("<") in tokens(free)  # control: as the tag is written

@@ -136,6 +136,81 @@ def test_megabyte_tool_lists():
     assert "bytes" in refused({}, long, "tools")
 
 
+def test_definitions_go_beside_the_properties_that_reach_them():
+    """A text for each property with all definitions would be built before anything bounds it: gigabytes."""
+    wide = {f"p{i}": {"type": "object", "properties": {"x": {"$ref": "#/$defs/A"}}} for i in range(30)}
+    entry = {"type": "object", "description": "y" * 100_000, "properties": {"b": {"$ref": "#/$defs/B"}}}
+    defs = {"A": entry, "B": {"type": "integer"}, "C": {"type": "string", "enum": ["unused"]}}
+    text = tag_of(constrain({"tool_choice": "required"}, [tool({"type": "object", "properties": wide, "$defs": defs})]))
+    assert len(text) < 2 * limits.STRICT_TAG_BYTES
+    assert "p29" in text  # the schema is held
+    assert "yyy" not in text
+    assert "unused" not in text
+    small = tool({"type": "object", "properties": {"p": wide["p0"]}, "required": ["p"], "$defs": defs})
+    matcher = ByteMatcher(tag_of(constrain({"tool_choice": "required"}, [small])))
+    call = THINK + " to=f" + XML + '<rfl:parameter name="p">\n{"x": {"b": %s}}\n</rfl:parameter><|call|>'
+    assert matcher.read(call % "7")[1]
+    assert not matcher.read(call % '"7"')[0]
+
+
+def test_schemas_too_large_with_what_they_refer_to_are_given_up_unbuilt(monkeypatch):
+    """Each property may take the whole of a definition's enumeration with it."""
+    built = []
+    whole = cache.turn_tag
+    monkeypatch.setattr(cache, "turn_tag", lambda *given: built.append(len(json.dumps(whole(*given)))) or whole(*given))
+    entry = {"type": "object", "properties": {"a": {"type": "integer", "enum": list(range(4000))}}}
+    wide = {f"p{i}": {"type": "object", "properties": {"x": {"$ref": "#/$defs/A"}}} for i in range(400)}
+    tools = [tool({"type": "object", "properties": wide, "$defs": {"A": entry}}), tool({}, "g")]
+    assert tag_of(constrain({"tool_choice": "required"}, tools))
+    assert max(built) < limits.STRICT_TAG_BYTES
+
+
+def test_annotations_are_no_part_of_a_grammar():
+    schema = {"type": "object", "title": "T", "description": "x" * 10_000, "properties": {"title": {"type": "integer"}}}
+    for given in ({**schema, "required": ["title"]}, {**schema, "description": "other", "required": ["title"]}):
+        fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": given}}}
+        tags = [
+            tag_of(constrain(fields)),
+            tag_of(constrain({}, [tool({"type": "object", "properties": {"o": given}})])),
+        ]
+        assert all(len(text) < 9000 and "xxx" not in text and '"T"' not in text for text in tags)
+        assert '"title": {"type": "integer"}' in tags[0]
+
+
+def test_what_is_known_of_texts_is_bounded(monkeypatch):
+    from vllm.parser.turn_grammar import formats
+
+    monkeypatch.setattr(formats, "_KNOWN", {})
+    monkeypatch.setattr(formats, "_KNOWN_TEXTS", 3)
+    for index in range(5):
+        formats.accepted(formats.regex(f"{index}" * 5000))
+    assert len(formats._KNOWN) == 3
+    assert all(len(key) == 32 for key in formats._KNOWN)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["[a-z]{1,16000}", "[a-z]{4000}", "^[a-z]{4000,}$", "(a{1,50}){1,50}", "((a|bc){30}){40}", "(?<n>a){9999}"],
+)
+@pytest.mark.parametrize("where", ["pattern", "patternProperties"])
+def test_patterns_that_repeat_much_are_refused(where, pattern):
+    schema = {"type": "string", "pattern": pattern}
+    if where != "pattern":
+        schema = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+    assert "repeats" in refused(asked, None, "response_format")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [("[a-z]{1,64}", 64), ("a+b*c?", 0), ("(ab){3}c", 6), ("(a{2}|b){3}x{4,}", 13), (r"\{5000}", 0), ("a{0,1}", 0)],
+)
+def test_repeats_are_counted_as_they_unfold(pattern, count):
+    from vllm.parser.turn_grammar.repeats import unfolded
+
+    assert unfolded(pattern) == count
+
+
 def test_large_tool_sets_give_up_schemas_not_names(monkeypatch):
     monkeypatch.setattr(cache, "STRICT_TAG_BYTES", 40_000)
     tools = tuple(

@@ -55,6 +55,15 @@ def test_cut_anywhere_shows_no_part_of_a_marker():
                 assert not any(shown.endswith(half) for half in halves), (case["name"], end)
 
 
+def test_cut_inside_the_first_tag_of_an_unframed_call_shows_no_part_of_it():
+    """Output that begins with the tags, without a header (Muse)."""
+    for tag in ("<atem:function_calls>", '\n<atem:invoke name="write_file">'):
+        for end in range(1, len(tag)):
+            for pieces in ([tag[:end]], list(tag[:end])):
+                assert joined(read("muse", pieces))[1] == "", (tag[:end], pieces)
+    assert joined(read("muse", ["<atemporal"]))[1] == "<atemporal"
+
+
 def test_cut_inside_a_tag_streams_no_part_of_it():
     """The same with the tags of a call, in what was streamed of its arguments (Muse)."""
     text = muse_call("set_alarm", {"label": "wake up", "hour": 7, "ratio": 0.5}, "alarm")

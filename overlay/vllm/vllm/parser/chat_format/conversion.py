@@ -18,6 +18,7 @@ _JSON_SPACE = " \t\n\r"
 # Text with any other character cannot be read by int() or float() as a finite number.
 _NOT_NUMERIC = regex.compile(r"[^\s\d+\-_.eE]")
 _NOT_JSON_NUMERIC = regex.compile(r"[^0-9+\-.eE \t\n\r]")
+_DIGITS = regex.compile(r"[+-]?[0-9]+")
 _WORDS = {"boolean": ("true", "false", "0", "1"), "null": ("null", "None")}
 
 
@@ -75,7 +76,10 @@ def _number(text: str) -> int | float:
     number = float(text)
     if number != number or number in (float("inf"), float("-inf")):
         raise ValueError("not a finite number")
-    return int(number) if number.is_integer() and "." not in text else number
+    if not number.is_integer() or "." in text:
+        return number
+    # A float holds 53 bits; digits alone are read as they are written.
+    return int(text) if _DIGITS.fullmatch(text.strip()) else int(number)
 
 
 class SchemaConversion:

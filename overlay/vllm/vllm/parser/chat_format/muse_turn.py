@@ -56,6 +56,12 @@ _HALF_HEADER = regex.compile(r"\s*(?:t(?:o(?:=[^\s<]*)?)?)?")
 _HALF_MARKER = regex.compile("(?:" + "|".join(map(regex.escape, MARKERS)) + ")$")
 
 
+def _begins_call(text: str) -> bool:
+    """Whether `text` stops inside the first tag of a call."""
+    match = _UNFRAMED_CALL.fullmatch(text, partial=True)
+    return match is not None and match.partial
+
+
 def kind_of(recipient: str | None) -> str:
     """Where a message to `recipient` goes."""
     return _KINDS.get(recipient, TOOL)
@@ -227,10 +233,10 @@ class MuseTurn(SteadyTurn):
 
     def _finish_unframed(self) -> None:
         """Output without any header: a call if it begins as one, else the answer; nothing if it is the start of a
-        header."""
+        header or of a call's first tag."""
         text = _MARKER.sub("", "".join(self._unframed))
         text = text[: _HALF_MARKER.search(text, partial=True).start()]
-        if _HALF_HEADER.fullmatch(text):
+        if _HALF_HEADER.fullmatch(text) or (self._mode.tools and _begins_call(text)):
             return
         if self._mode.tools and _UNFRAMED_CALL.match(text):
             calls = MuseCalls(self._properties, self._emit, self._mode.fragments)

@@ -10,6 +10,7 @@ from typing import Any
 from vllm.parser.chat_format import json_text
 from vllm.parser.chat_format.content import field_value
 from vllm.parser.chat_format.conversion import convert, schema_types
+from vllm.parser.chat_format.references import followed
 from vllm.parser.chat_format.regions import RegionParser
 from vllm.parser.chat_format.scanning import Wait, Watch, wait_for, watch_for
 from vllm.parser.chat_format.steady import SteadyTurn
@@ -28,7 +29,8 @@ def tool_properties(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
             parameters = function.get("parameters")
             properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            found[function["name"]] = properties if isinstance(properties, Mapping) else {}
+            declared = properties if isinstance(properties, Mapping) else {}
+            found[function["name"]] = {key: followed(schema, parameters) for key, schema in declared.items()}
     return found
 
 

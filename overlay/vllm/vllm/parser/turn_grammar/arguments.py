@@ -8,27 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.parser.turn_grammar import formats as f
+from vllm.parser.turn_grammar.definitions import TABLES, Definitions
 from vllm.parser.turn_grammar.formats import NotGrammar
+from vllm.parser.turn_grammar.json_schemas import ANNOTATIONS, without
+from vllm.parser.turn_grammar.limits import STRICT_TAG_BYTES
 from vllm.parser.turn_grammar.values import declared_types, value
 from vllm.parser.turn_grammar.wire_format import CallSyntax, ParameterSyntax
 
-_DEFINITIONS = ("$defs", "definitions")
-_READ = frozenset({"type", "properties", "required", "additionalProperties", *_DEFINITIONS})
-_ANNOTATIONS = frozenset(
-    {
-        "$schema",
-        "$id",
-        "$comment",
-        "title",
-        "description",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "strict",
-    }
-)
+_READ = frozenset({"type", "properties", "required", "additionalProperties", *TABLES})
+_IGNORED = frozenset({"$id", "strict"})
 
 
 @dataclass(frozen=True)
@@ -83,10 +71,26 @@ def free_arguments(call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:
     )
 
 
+def least_bytes(parameters: Any) -> int:
+    """Bytes that the grammar of these arguments takes at least: each property with all that it refers to. Counting ends
+    above `STRICT_TAG_BYTES`."""
+    parameters = without(parameters, ANNOTATIONS)
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not isinstance(properties, Mapping):
+        return 0
+    definitions, total = Definitions(parameters), 0
+    for schema in properties.values():
+        total += definitions.size(schema, STRICT_TAG_BYTES - total)
+        if total > STRICT_TAG_BYTES:
+            break
+    return total
+
+
 def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters: Sequence[str]) -> list[Argument]:
+    parameters = without(parameters, ANNOTATIONS)
     if not parameters:
         return []
-    if unknown := sorted(set(parameters) - _READ - _ANNOTATIONS):
+    if unknown := sorted(set(parameters) - _READ - _IGNORED):
         raise NotGrammar(f"keyword {unknown[0]!r} at the top of the schema")
     if parameters.get("type", "object") != "object":
         raise NotGrammar("the parameters are not an object")
@@ -99,7 +103,9 @@ def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters
         raise NotGrammar("required is not a list")
     if missing := [name for name in required if not isinstance(name, str) or name not in properties]:
         raise NotGrammar(f"required property {missing[0]!r} is not declared")
-    definitions = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
+    if least_bytes(parameters) > STRICT_TAG_BYTES:
+        raise NotGrammar("the schema is too large with all that it refers to")
+    definitions = Definitions(parameters)
     declared = []
     for name, schema in properties.items():
         if not call.parameter.spells(name):

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 
 from vllm.logger import init_logger
+from vllm.parser.turn_grammar.arguments import least_bytes
 from vllm.parser.turn_grammar.limits import STRICT_TAG_BYTES
 from vllm.parser.turn_grammar.turn import TurnRules, turn_tag
 from vllm.parser.turn_grammar.wire_format import TurnFormat
@@ -48,28 +50,34 @@ class TagCache:
 
 def bounded_text(turn: TurnFormat, rules: TurnRules) -> str:
     """Tag text of `rules`, with the schemas of the last tools given up beyond the bound."""
-    text = json.dumps(turn_tag(turn, rules))
-    if len(text) <= STRICT_TAG_BYTES or not rules.tools:
-        return text
-    from dataclasses import replace
+    # First by what they take at least, so that no text far beyond the bound is ever built.
+    free = _beyond(STRICT_TAG_BYTES, {tool.name: least_bytes(tool.parameters) for tool in rules.tools})
+    text = json.dumps(turn_tag(turn, replace(rules, free=free)))
+    if len(text) > STRICT_TAG_BYTES and rules.tools:
+        sizes = {}
+        for tool in rules.tools:
+            alone = replace(rules, tools=(tool,), other_tools=False, answer=False, parallel=False, free=free)
+            sizes[tool.name] = len(json.dumps(turn_tag(turn, alone)))
+        free |= _beyond(STRICT_TAG_BYTES // (2 if rules.parallel else 1), sizes)
+        text = json.dumps(turn_tag(turn, replace(rules, free=free)))
+    if free:
+        logger.warning(
+            "The schemas of %d of %d tools are not enforced: a grammar of at most %d bytes is built.",
+            len(free),
+            len(rules.tools),
+            STRICT_TAG_BYTES,
+        )
+    return text
 
-    sizes = {}
-    for tool in rules.tools:
-        alone = replace(rules, tools=(tool,), other_tools=False, answer=False, parallel=False)
-        sizes[tool.name] = len(json.dumps(turn_tag(turn, alone)))
-    room, free = STRICT_TAG_BYTES // (2 if rules.parallel else 1), set()
-    for tool in rules.tools:
-        room -= sizes[tool.name]
+
+def _beyond(room: int, sizes: dict[str, int]) -> frozenset[str]:
+    """The names behind the first ones that fit into `room` together."""
+    free = set()
+    for name, size in sizes.items():
+        room -= size
         if room < 0:
-            free.add(tool.name)
-    logger.warning(
-        "The schemas of %d of %d tools are not enforced: the grammar would take %d bytes, at most %d are built.",
-        len(free),
-        len(rules.tools),
-        len(text),
-        STRICT_TAG_BYTES,
-    )
-    return json.dumps(turn_tag(turn, replace(rules, free=frozenset(free))))
+            free.add(name)
+    return frozenset(free)
 
 
 _CACHE = TagCache()

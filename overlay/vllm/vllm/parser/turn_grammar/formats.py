@@ -7,9 +7,10 @@ tag text, which is xgrammar's cache key, stays short and canonical.
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import json
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -113,12 +114,31 @@ def accepted(fmt: Format) -> Format:
 _LOG_PREFIX = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
-@functools.lru_cache(maxsize=1024)
+# By a digest: the texts may be large, and they are a client's.
+_KNOWN: dict[bytes, str | None] = {}
+_KNOWN_TEXTS = 1024
+_LOCK = threading.Lock()
+_REASON_CHARS = 500
+
+
 def _refusal(tag_text: str) -> str | None:
+    key = hashlib.sha256(tag_text.encode("utf-8", "surrogatepass")).digest()
+    with _LOCK:
+        if key in _KNOWN:
+            return _KNOWN[key]
+    reason = _judged(tag_text)
+    with _LOCK:
+        if len(_KNOWN) >= _KNOWN_TEXTS:
+            _KNOWN.pop(next(iter(_KNOWN)))
+        _KNOWN[key] = reason
+    return reason
+
+
+def _judged(tag_text: str) -> str | None:
     import xgrammar as xgr
 
     try:
         xgr.Grammar.from_structural_tag(tag_text)
     except Exception as error:  # the library raises RuntimeError and errors of its own
-        return _LOG_PREFIX.sub("", str(error)).strip()
+        return _LOG_PREFIX.sub("", str(error)).strip()[:_REASON_CHARS]
     return None

@@ -3,12 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _LENGTHS = ("minLength", "maxLength")
 _PATTERNS = ("pattern", "patternProperties", "propertyNames")
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+# What a schema says to people; no value depends on it.
+ANNOTATIONS = (
+    "$schema",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+)
 _DATA = frozenset({"enum", "const", "default", "examples", "required"})
 
 
@@ -48,6 +60,25 @@ def sized_strings_as_patterns(schema: Any) -> Any:
 
 def _counts(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+
+
+def schemas_within(schema: Any, place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """`schema` and every schema inside it, each with its place, as `properties.a.items`."""
+    if not isinstance(schema, Mapping):
+        return
+    yield place, schema
+    for key, value in schema.items():
+        if key in _DATA:
+            continue
+        here = f"{place}.{key}" if place else key
+        if key in _MAPS and isinstance(value, Mapping):
+            for name, member in value.items():
+                yield from schemas_within(member, f"{here}.{name}")
+        elif isinstance(value, list):
+            for index, member in enumerate(value):
+                yield from schemas_within(member, f"{here}[{index}]")
+        else:
+            yield from schemas_within(value, here)
 
 
 def bounds_string_length(schema: Any) -> bool:

@@ -17,6 +17,7 @@ from vllm.parser.turn_grammar.prompt_state import PromptState, prompt_state, wri
 from vllm.parser.turn_grammar.structured import answer_body, constraint_of, constraint_parameter
 from vllm.parser.turn_grammar.thinking import Thinking
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
+from vllm.parser.turn_grammar.unheld import unheld
 from vllm.parser.turn_grammar.wire_format import TurnFormat
 from vllm.sampling_params import StructuredOutputsParams, validate_thinking_token_budget
 from vllm.tool_parsers.utils import flat_namespace_tool_name
@@ -237,6 +238,12 @@ def _check_spelling(turn: TurnFormat, tools: list[Tool]) -> None:
                     f"parameter name {name[:64]!r} cannot be encoded in tool calls; rename it or drop 'strict'",
                     parameter="tools",
                 )
+        if tool.strict and (keyword := unheld(tool.parameters)) is not None:
+            raise VLLMValidationError(
+                f"{keyword} of the parameters of strict tool {tool.name[:64]!r} is not enforced; leave it out or drop "
+                "'strict'",
+                parameter="tools",
+            )
 
 
 def _lead(

@@ -12,15 +12,24 @@ from vllm.parser.chat_format import json_text
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.formats import NotGrammar, accepted
 from vllm.parser.turn_grammar.guarded import guarded
-from vllm.parser.turn_grammar.json_schemas import bounds_string_length, has_patterns, sized_strings_as_patterns
+from vllm.parser.turn_grammar.json_schemas import (
+    ANNOTATIONS,
+    bounds_string_length,
+    has_patterns,
+    sized_strings_as_patterns,
+    without,
+)
 from vllm.parser.turn_grammar.limits import (
     MAX_GRAMMAR_BYTES,
     MAX_REGEX_BYTES,
+    MAX_SCHEMA_BYTES,
     check_schema,
     check_size,
     check_text,
 )
 from vllm.parser.turn_grammar.productive import dead_rules
+from vllm.parser.turn_grammar.repeats import check_repeats
+from vllm.parser.turn_grammar.unheld import unheld
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.utils import convert_lark_to_ebnf, grammar_is_likely_lark
 
@@ -54,6 +63,11 @@ def _body(params: StructuredOutputsParams | None, delimiters: tuple[str, ...], p
     if params.json is not None:
         schema = params.json if not isinstance(params.json, str) else _loaded(params.json)
         check_schema(schema, parameter=parameter)
+        schema = without(schema, ANNOTATIONS)
+        check_size(schema, MAX_SCHEMA_BYTES, parameter=parameter, owner="the JSON schema")
+        check_repeats(schema, parameter)
+        if (keyword := unheld(schema)) is not None:
+            raise NotGrammar(f"{keyword} is not enforced; leave it out, or say it another way")
         schema = sized_strings_as_patterns(schema)
         if bounds_string_length(schema):
             # A length and excluded substrings cannot both be held by one grammar.

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.parser.chat_format import json_text
 from vllm.parser.turn_grammar import formats as f
+from vllm.parser.turn_grammar.definitions import Definitions
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.json_schemas import excludable
 from vllm.parser.turn_grammar.strings import literals, may_write, string_value
@@ -64,14 +65,13 @@ def declared_types(schema: Any) -> tuple[str, ...]:
 
 
 def value(
-    schema: Mapping[str, Any], definitions: Mapping[str, Any], delimiters: Sequence[str], *, strips: bool = False
+    schema: Mapping[str, Any], definitions: Definitions, delimiters: Sequence[str], *, strips: bool = False
 ) -> f.Format:
     """Format of the text of one value.
 
     Args:
         schema: the property's schema, typed by `declared_types`.
-        definitions: the tool schema's `$defs` and `definitions`, kept beside the property so
-            that its references resolve.
+        definitions: those of the tool's schema; what the property reaches is kept beside it.
         delimiters: substrings the text may not hold.
         strips: the parser strips white space around the text.
     """
@@ -101,13 +101,12 @@ _UNBOUNDED = frozenset({"type", "title", "description", "default", "examples"})
 
 
 def _json(
-    schema: Mapping[str, Any], types: Sequence[str], definitions: Mapping[str, Any], delimiters: Sequence[str]
+    schema: Mapping[str, Any], types: Sequence[str], definitions: Definitions, delimiters: Sequence[str]
 ) -> f.Format:
     if len(types) == 1 and types[0] in _NUMBERS and _UNBOUNDED.issuperset(schema):
         return f.regex(_NUMBERS[types[0]])
     body: dict[str, Any] = dict(schema)
     if body.pop("nullable", None) is True:
         body = {"anyOf": [body, {"type": "null"}]}
-    if definitions and "$ref" in json.dumps(body):
-        body = {**body, **definitions}
+    body.update(definitions.beside(body))
     return f.accepted(f.json_value(excludable(body, lambda pattern: may_write(pattern, delimiters)), delimiters))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON Schema keywords that xgrammar passes over are refused by their place; those it holds are served."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+from turn_harness import ByteMatcher, recorded, request_of, tag_of
+from vllm.exceptions import VLLMValidationError
+from vllm.parser.turn_grammar import formats
+from vllm.parser.turn_grammar.request import Serving, constrain_request
+from vllm.parser.turn_grammar.template_format import turn_format
+from vllm.parser.turn_grammar.unheld import unheld
+
+TURN = turn_format(recorded("turn_grammar_beam")["templates"]["T1"])
+PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+INTEGER = {"type": "integer"}
+
+
+def record(**properties):
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+AB = record(a=INTEGER, b=INTEGER)
+OPTIONAL = {**AB, "required": ["a"]}
+# Schema, keyword, an invalid text that xgrammar admits.
+UNHELD = [
+    ({"type": "array", "items": INTEGER, "uniqueItems": True}, "uniqueItems", "[1, 1]"),
+    ({"type": "array", "items": INTEGER, "contains": {"const": 5}}, "contains", "[1]"),
+    ({"type": "integer", "not": {"const": 3}}, "not", "3"),
+    ({"allOf": [record(a=INTEGER), record(b=INTEGER)]}, "allOf", '{"a": 1}'),
+    ({**OPTIONAL, "anyOf": [{"required": ["b"]}]}, "anyOf", '{"a": 1}'),
+    ({"type": "integer", "anyOf": [{"minimum": 5}]}, "anyOf", "3"),
+    ({"anyOf": [INTEGER, {"type": "string"}], "minimum": 5}, "minimum", "3"),
+    ({"minimum": 5}, "minimum", "3"),
+    ({**OPTIONAL, "if": {"required": ["a"]}, "then": {"required": ["b"]}}, "if", '{"a": 1}'),
+    ({**OPTIONAL, "dependentRequired": {"a": ["b"]}}, "dependentRequired", '{"a": 1}'),
+    ({**OPTIONAL, "dependentSchemas": {"a": {"required": ["b"]}}}, "dependentSchemas", '{"a": 1}'),
+    ({"type": "string", "pattern": "^a+$", "maxLength": 2}, "a length beside", '"aaa"'),
+    ({"type": "string", "pattern": "^(?!a)a$"}, "look-around", '"a"'),
+    ({"$ref": "#/$defs/a", "minimum": 5, "$defs": {"a": INTEGER}}, "minimum", "3"),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^a$"}, "properties": {"b": INTEGER}},
+        "propertyNames",
+        '{"b": 1}',
+    ),
+    ({**record(a=INTEGER), "required": ["z"]}, "required", '{"a": 1}'),
+]
+HELD = [
+    record(a=INTEGER, b={"type": ["string", "null"], "maxLength": 5}),
+    {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1, "$defs": {"a": AB}, "title": "t"},
+    record(a={"anyOf": [INTEGER, {"type": "null"}], "default": None, "title": "A"}),
+    record(a={"allOf": [{"$ref": "#/$defs/a"}], "description": "d"}) | {"$defs": {"a": AB}},
+    record(a={"type": "string", "format": "date-time"}, b={"type": "string", "format": "password"}),
+    record(a={"type": "integer", "multipleOf": 5, "minimum": 5}, b={"enum": ["x", 1]}, c={"const": "z"}),
+    {
+        "type": "object",
+        "properties": {"not": INTEGER, "contains": INTEGER, "if": INTEGER},
+        "additionalProperties": False,
+    },
+    {"type": "object", "patternProperties": {"^a": INTEGER}, "additionalProperties": False},
+    record(a={"type": "array", "items": INTEGER, "uniqueItems": False}),
+    {"oneOf": [record(k={"const": "a"}), record(k={"const": "b"})], "type": "object"},
+    True,
+]
+
+
+def asked(schema, **fields):
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    request = request_of({"response_format": form, **fields}, None)
+    return constrain_request(request, TURN, prompt=PROMPT, serving=Serving())
+
+
+@pytest.mark.parametrize(("schema", "keyword", "text"), UNHELD)
+def test_what_xgrammar_passes_over_is_refused(schema, keyword, text):
+    assert list(Draft202012Validator(schema).iter_errors(json.loads(text)))
+    grammar = json.dumps(formats.structural_tag(formats.json_value(schema, ["<|end|>"])))
+    assert ByteMatcher(grammar).read(text)[1]  # the reason: xgrammar admits the invalid text
+    with pytest.raises(VLLMValidationError, match=keyword) as caught:
+        asked(record(outer=schema) if "$defs" not in schema else schema)
+    assert caught.value.parameter == "response_format"
+    assert "$defs" in schema or "properties.outer" in str(caught.value)
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "https://example.org/s"}, {"type": "number", "multipleOf": 0.5}])
+def test_references_to_elsewhere_are_refused(schema):
+    with pytest.raises(VLLMValidationError):
+        asked(schema)
+
+
+@pytest.mark.parametrize("schema", HELD)
+def test_what_it_holds_is_served(schema):
+    assert unheld(schema) is None
+    if schema is not True:
+        assert tag_of(asked(schema))
+
+
+def test_tools_are_held_to_the_rest_unless_they_are_strict():
+    parameters = record(a=UNHELD[0][0])
+    function = {"name": "f", "parameters": parameters}
+
+    def constrain(**fields):
+        tools = [{"type": "function", "function": {**function, **fields}}]
+        return constrain_request(request_of({"tool_choice": "required"}, tools), TURN, prompt=PROMPT, serving=Serving())
+
+    with pytest.raises(VLLMValidationError, match="uniqueItems") as caught:
+        constrain(strict=True)
+    assert caught.value.parameter == "tools"
+    call = (
+        "<|channel|>analysis<|message|>r<|end|><|start|>assistant to=f<|channel|>analysis <|constrain|>xml<|message|>"
+    )
+    call += '<rfl:parameter name="a">\n%s\n</rfl:parameter><|call|>'
+    matcher = ByteMatcher(tag_of(constrain()))
+    assert matcher.read(call % "[1, 2]")[1]
+    assert not matcher.read(call % '["x"]')[0]
