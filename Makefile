@@ -50,14 +50,15 @@ image: $(DEV) ## the container image: make image BASE_IMAGE=…@sha256:…
 image-check: $(DEV) ## build the Dockerfile over a small local base and let its checks judge good and bad images
 	$(TOOL) image --check
 
-gates: $(DEV) ## judge a running server: make gates URL=http://host:8000 PROFILE=node
-	$(TOOL) env serve >/dev/null && exec build/serve/bin/python -m gates run --base-url "$(URL)" --profile "$(or $(PROFILE),quick)"
+gates: $(DEV) ## judge a running server: make gates URL=http://host:8000 PROFILE=node (REFERENCE=, SERVER_ARGS=, SERVER_LOG=)
+	$(TOOL) env gates >/dev/null && exec build/gates/bin/python -m gates run --base-url "$(URL)" --profile "$(or $(PROFILE),quick)" \
+	  $(if $(REFERENCE),--reference "$(REFERENCE)") $(if $(SERVER_ARGS),--server-args="$(SERVER_ARGS)") $(if $(SERVER_LOG),--server-log "$(SERVER_LOG)")
 
 report: $(DEV) ## the gates' ledger as a page: build/report/report.html
-	$(TOOL) env serve >/dev/null && exec build/serve/bin/python -m gates report
+	$(TOOL) env gates >/dev/null && exec build/gates/bin/python -m gates report
 
 gate-controls: $(DEV) ## every gate against every known fault: red on its own, green elsewhere
-	$(TOOL) env serve >/dev/null && exec build/serve/bin/python -m gates.controls.matrix
+	$(TOOL) env gates >/dev/null && exec build/gates/bin/python -m gates.controls.matrix
 
 demo: $(DEV) ## from nothing to the rebuilt server on the emulated Gaudi, answering
 	$(TOOL) demo

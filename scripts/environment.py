@@ -73,6 +73,7 @@ ENVIRONMENTS = {
         Environment("serve", "serve", "requirements/serve.txt", "the server on the emulated Gaudi", (3, 11)),
         Environment("hf", "hf", "requirements/hf.txt", "the reference models", (3, 11)),
         Environment("accuracy", "accuracy", "requirements/accuracy.txt", "lm-evaluation-harness", (3, 11), extra=True),
+        Environment("gates", "gates", "requirements/gates.txt", "the gates that ask a server", (3, 11), extra=True),
     )
 }
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import json
 import re
@@ -214,6 +215,22 @@ def test_image_and_serving_lists_agree() -> None:
     only_image = {name: version for name, version in image.items() if serve.get(name) != version}
     assert only_image == {"six": "1.17.0"}, "vLLM asks for six from Python 3.12 on"
     assert not {name for name in image if name.startswith(("torch", "triton", "nvidia"))}
+
+
+def test_the_gates_list_has_all_that_the_gates_import() -> None:
+    """A machine with a server's address and this list can ask, judge and report; only mutated builds want more."""
+    mutated = {ROOT / "gates/controls/mutants.py", ROOT / "gates/controls/mutated.py"}
+    found: set[str] = set()
+    for folder in ("gates", "gates/core", "gates/device", "gates/report", "gates/controls"):
+        for path in set((ROOT / folder).glob("*.py")) - mutated:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    found.add(str(node.module).partition(".")[0])
+    wanted = {environment.normalise(name) for name in found - set(sys.stdlib_module_names) - {"gates", "scripts"}}
+    assert {"httpx", "openai", "matplotlib"} <= wanted
+    assert wanted <= set(environment.pins(ROOT / "requirements/gates.txt"))
 
 
 def test_the_tool_that_builds_environments_needs_only_the_standard_library() -> None:

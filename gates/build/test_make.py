@@ -67,6 +67,18 @@ def test_variables_reach_the_tool_whole(checkout: Path) -> None:
     assert done.stdout == "tool: -m scripts rebase --upstream vllm-gaudi --to a tag\n", done.stderr
 
 
+def test_the_gates_are_asked_for_whole_and_need_no_serving_environment(checkout: Path) -> None:
+    (checkout / "build/gates/bin").mkdir(parents=True)
+    script(checkout / "build/venv/bin/python", 'echo "$*" >>asked')
+    script(checkout / "build/gates/bin/python", 'for word in "$@"; do echo "$word"; done')
+    done = make(checkout, "gates", "URL=http://h", "SERVER_ARGS=--tp 8 -x", "REFERENCE=a file", "SERVER_LOG=log")
+    words = ["--base-url", "http://h", "--profile", "quick", "--reference", "a file", "--server-args=--tp 8 -x"]
+    assert done.stdout.splitlines() == ["-m", "gates", "run", *words, "--server-log", "log"], done.stderr
+    assert make(checkout, "report").stdout.splitlines() == ["-m", "gates", "report"]
+    assert make(checkout, "gate-controls").stdout.splitlines() == ["-m", "gates.controls.matrix"]
+    assert (checkout / "asked").read_text() == "-m scripts env gates\n" * 3
+
+
 def test_every_variable_a_recipe_cannot_do_without_is_asked_for() -> None:
     """A variable used bare, outside `$(if` and `$(or`, must be among those that `needs` lists for its target."""
     text = (ROOT / "Makefile").read_text()
