@@ -117,6 +117,17 @@ def test_streamed_is_what_is_answered_at_once(served, fields):
     assert calls == found or plain.finish_reason == "length"
 
 
+@pytest.mark.parametrize("stop", ["final", "assistant", "analysis", "|", "\n"])
+def test_stop_strings_do_not_meet_the_markup(served, stop):
+    """The turn ends as it does without them, or in its answer where that holds one."""
+    for given in ({}, {"tool_choice": "required", "tools": TOOLS}, {"response_format": SCHEMA}):
+        choices = [chat(served, seed=1, **given, **more)[1]["choices"][0] for more in ({}, {"stop": [stop]})]
+        free, stopped = (choice["message"] for choice in choices)
+        assert stopped["tool_calls"] == free["tool_calls"]
+        assert stopped["reasoning"] == free["reasoning"]
+        assert (stopped["content"] or "") == (free["content"] or "").partition(stop)[0]
+
+
 def test_choices_of_one_stream_do_not_mix(served):
     """n=3 with usage: one finish reason a choice, valid calls in each, usage last and alone."""
     finish: dict[int, list] = {}

@@ -22,10 +22,12 @@ from vllm.parser.chat_format.turn import tool_properties
 from vllm.parser.chat_format.turn_piece import ARGUMENTS, REASONING, CallPiece, TurnMode
 from vllm.parser.delta_metrics import record_deltas
 from vllm.parser.metrics import record_tool_parser_invocation
+from vllm.parser.turn_grammar.prompt_state import written_after_anchor
 from vllm.parser.turn_grammar.request import Serving, constrain_request
 from vllm.parser.turn_grammar.wire_format import turn_format_named
 from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.tool_parsers.utils import iter_response_function_tool_dicts
+from vllm.v1.engine.answer_stops import AnswerStops
 
 logger = init_logger(__name__)
 
@@ -112,7 +114,18 @@ class UnifiedParser(Parser):
         if hasattr(request, "spaces_between_special_tokens"):
             request.spaces_between_special_tokens = False
         self._use_prompt_of(request)
+        self._keep_stops_to_the_answer(request)
         return self.constrain_request(request)
+
+    def _keep_stops_to_the_answer(self, request: Any) -> None:
+        """Thinking, calls and markers are not the text that a client's stop strings are meant for."""
+        stops = getattr(request, "stop", None)
+        turn = turn_format_named(self.format_name, self.model_tokenizer) if stops and self._reasoning_parser else None
+        if turn is None:
+            return
+        written = written_after_anchor(turn, self._prompt)
+        if written is not None and (regions := turn.answers()):
+            request.stop = AnswerStops([stops] if isinstance(stops, str) else stops, regions, written)
 
     def is_reasoning_end(self, input_ids: list[int]) -> bool:
         return self._reasoning_parser is None or self._reasoning_parser.is_reasoning_end(input_ids)

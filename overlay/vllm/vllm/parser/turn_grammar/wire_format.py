@@ -113,6 +113,13 @@ class TurnFormat:
     always_thinks: bool = True
     anchor_texts: tuple[str, ...] = ()
 
+    def answers(self) -> list[tuple[str, tuple[str, ...]]]:
+        """The literals that open a visible message, each with all that ends one."""
+        regions = [region for region in (self.answer, *self.preambles) if region is not None]
+        closers = tuple(dict.fromkeys([closer for _, ends in regions for closer in ends] + list(self.reserved)))
+        openers = dict.fromkeys(opener.strip() for begins, _ in regions for opener in begins)
+        return [(opener, closers) for opener in openers]
+
     def first_message(self, written: str) -> TurnFormat:
         """The format of a turn's first message behind a start anchor and `written`, the first characters of an opener
         (possibly none): openers without what the prompt wrote of them. An opener that repeats the anchor may also be
