@@ -30,3 +30,19 @@ def test_an_error_does_not_repeat_a_megabyte():
         asked_level("x" * 1_000_000)
     assert caught.value.parameter == "reasoning_effort"
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        ({"type": "custom_tool_call", "call_id": "c", "name": "n", "input": "i"}, "custom_tool_call"),
+        ({"type": "item_reference", "id": "r"}, "item_reference"),
+        ({"content": "x"}, "without a role"),
+        ({"role": None, "content": "x"}, "without a role"),
+    ],
+)
+def test_what_is_no_message_is_refused_by_its_kind(item, told):
+    """Responses hands on items that it does not know; further on they end in a 500."""
+    with pytest.raises(VLLMValidationError, match=told) as caught:
+        prepared([{"role": "user", "content": "x"}, item], split_calls=False, parameter="input")
+    assert caught.value.parameter == "input"

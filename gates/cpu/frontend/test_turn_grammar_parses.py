@@ -204,6 +204,25 @@ def test_text_values_are_read_as_they_were_written(name, form):
     assert read > 5
 
 
+MIXED = [
+    {"type": ["string", "integer"], "enum": ["1", "a", 2]},
+    {"type": ["string", "null"], "enum": ["null", "b"]},
+    {"type": ["boolean", "string"], "enum": [True, "x", "0"]},
+    {"type": ["string", "number"], "enum": ["c", 1.5]},
+]
+
+
+@pytest.mark.parametrize("name", ["T1", "muse"])
+@pytest.mark.parametrize("schema", MIXED)
+def test_enumerations_of_several_types_are_kept_to(name, schema):
+    """The text `1` is no string where an integer may stand."""
+    tools = [tool("f", {"type": "object", "properties": {"a": schema}, "required": ["a"]})]
+    for seed in range(8):
+        _, _text, ended, (_, _, calls) = LANES[name].draw({"tool_choice": "required"}, tools, seed)
+        if ended:
+            valid_calls(calls, tools)
+
+
 @pytest.mark.parametrize("name", LANES)
 @CHECK
 @given(tools=TOOLS, seed=st.integers(0, 2**32))

@@ -20,15 +20,16 @@ from vllm.logger import init_logger
 logger = init_logger(__name__)
 
 
-def prepared(messages: list[Any], *, split_calls: bool) -> list[Any]:
+def prepared(messages: list[Any], *, split_calls: bool, parameter: str = "messages") -> list[Any]:
     """Copies of `messages` in the templates' shape.
 
     Args:
         split_calls: write an assistant message with content and tool calls as two messages,
             for a template that would drop the content.
+        parameter: the request's field that holds them.
 
     Raises:
-        VLLMValidationError: a message has reasoning or arguments of the wrong kind.
+        VLLMValidationError: a message has no role, or reasoning or arguments of the wrong kind.
     """
     names: dict[str, str] = {}
     result: list[Any] = []
@@ -37,6 +38,14 @@ def prepared(messages: list[Any], *, split_calls: bool) -> list[Any]:
             result.append(message)
             continue
         own = dict(message)
+        if not isinstance(own.get("role"), str):
+            # The Responses API passes on what it does not know.
+            kind = f"an item of type {str(own['type'])[:64]!r}" if "type" in own else "a message without a role"
+            raise VLLMValidationError(
+                f"{parameter} holds {kind}, which is not served; leave it out, or send messages, function_call, "
+                "function_call_output and reasoning items",
+                parameter=parameter,
+            )
         if own.get("role") == "assistant":
             _reasoning(own, index)
             _calls(own, names, index)

@@ -54,14 +54,14 @@ def prepare_prompt(renderer: Any, request: Any, messages: list[Any], chat_params
     if profile is None:
         return messages, chat_params
     check_arguments(request)
+    name = "messages" if hasattr(request, "messages") else "input"
     if not messages:
-        name = "messages" if hasattr(request, "messages") else "input"
         raise VLLMValidationError(f"{name} is empty; send at least one message", parameter=name)
     kwargs = map_effort(chat_params.chat_template_kwargs or {}, profile.effort, "enable_thinking" in asked(request))
     if kwargs.get("tools"):
         tools = [_as_in_chat(tool) for tool in kwargs["tools"]]
         kwargs["tools"] = [_full(tool) for tool in tools] if profile.full_tools else tools
-    messages = prepared(messages, split_calls=profile.split_calls)
+    messages = prepared(messages, split_calls=profile.split_calls, parameter=name)
     return messages, replace(chat_params, chat_template_kwargs=kwargs)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.parser.chat_format import json_text
+from vllm.parser.chat_format.conversion import JsonConversion, convert
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.definitions import Definitions
 from vllm.parser.turn_grammar.formats import NotGrammar
@@ -85,11 +86,29 @@ def value(
     if "string" not in types:
         return _json(schema, types, definitions, delimiters)
     if isinstance(values := schema.get("enum"), list) and values:
-        raw = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in values]
-        return f.any_of(literals(raw, delimiters))
+        return f.any_of(literals(_read_back(values, types), delimiters))
     if union:
         return f.alt(*(value(member, definitions, delimiters, strips=strips) for member in members))
     return f.text(delimiters)
+
+
+def _read_back(values: Sequence[Any], types: tuple[str, ...]) -> list[str]:
+    """The texts of `values` that the parsers read as one of them: beside a type of its own, the text `1` is no string.
+
+    Raises:
+        NotGrammar: there is none.
+    """
+
+    def member(read: Any) -> bool:
+        return any(read == item and isinstance(read, bool) == isinstance(item, bool) for item in values)
+
+    texts = [item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in values]
+    found = [
+        text for text in texts if member(convert(text, types)) and member(json.loads(JsonConversion(types).value(text)))
+    ]
+    if not found:
+        raise NotGrammar("every value of the enumeration is read as another type")
+    return found
 
 
 # Digits are bounded so that every number is a finite float and every integer can be read.
