@@ -73,8 +73,8 @@ def _out(text: str) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gates.core import gate, ledger, profile, runner, server_facts, thresholds
-    from gates.core.client import Client
+    from gates.core import gate, ledger, profile, runner, start, thresholds
+    from gates.core.client import Client, ServerTrouble
 
     if args.list:
         return _list()
@@ -87,7 +87,11 @@ def _run(args: argparse.Namespace) -> int:
         concurrency=sizes.concurrency,
         model=args.model,
     )
-    facts = server_facts.read(client)
+    try:
+        facts = start.ask(client, _say)
+    except ServerTrouble as error:  # no verdict on a server that is none, and no fault of the command
+        _say(f"error: {plain(str(error), client.api_key)}; no gate was run: exit code {EXIT_ERROR}")
+        return EXIT_ERROR
     if not args.model and len(client.models()) > 1:
         _say(f"the server lists several models; judged is `{facts.model}` (--model chooses)")
     identity = {
@@ -167,7 +171,8 @@ def _list() -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit codes: 0 all passed or skipped, 1 a gate failed, 2 wrong usage or input, 3 one broke, 130 interrupted."""
+    """Exit codes: 0 all passed or skipped, 1 a gate failed, 2 wrong usage or input, 3 one broke or no server answered,
+    130 interrupted."""
     args = _parser().parse_args(argv)
     try:
         if args.verb == "run":

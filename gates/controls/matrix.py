@@ -16,8 +16,10 @@ from pathlib import Path
 
 from gates.controls import faults, proxy, toy_model, toy_server
 from gates.core import control_values, gate, profile, records, server_facts, thresholds
-from gates.core.client import Client
-from gates.core.result import GateResult, Verdict
+from gates.core.client import Client, ServerTrouble
+from gates.core.errors import GateError
+from gates.core.exits import EXIT_ERROR, EXIT_FAIL, EXIT_INTERRUPTED, EXIT_PASS, EXIT_USAGE
+from gates.core.result import GateResult, Verdict, plain
 from gates.core.runner import run_one
 
 SERVER_ARGS = "of the controls"
@@ -137,6 +139,7 @@ def missed(name: str, seen: dict[str, tuple[Verdict, str]], due: set[str]) -> di
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Exit codes: 0 every control did what it is to do, 1 one did not, else those of `python -m gates`."""
     parser = argparse.ArgumentParser(prog="python -m gates.controls.matrix", description=__doc__)
     parser.add_argument("--base-url", default=None)
     parser.add_argument("--profile", default="stand-in", help="`tiny` for the served tiny Beam, `quick` for a real one")
@@ -145,6 +148,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--own", action="store_true", help="per fault only its own gates, where the server is slow")
     parser.add_argument("--record", action="store_true", help="keep what each gate saw in gates/control_values.json")
     args = parser.parse_args(argv)
+    try:
+        return _run(args)
+    except GateError as error:
+        print(f"error: {plain(str(error))}", file=sys.stderr)
+        return EXIT_ERROR if isinstance(error, ServerTrouble) else EXIT_USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
     base = args.base_url or toy_server.start()[1]
     all_gates = list(gate.discover().values())
     good_cache = Path(tempfile.mkdtemp(prefix="gate-controls-"))
@@ -176,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
         )
     if args.record:
         control_values.save(args.profile, controls)
-    return 1 if wrong else 0
+    return EXIT_FAIL if wrong else EXIT_PASS
 
 
 if __name__ == "__main__":

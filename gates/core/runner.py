@@ -79,6 +79,13 @@ def select(gates: Mapping[str, Gate], only: Sequence[str]) -> list[Gate]:
     return [gate for gate in gates.values() if gate.name in only or gate.category in categories]
 
 
+def _about(seconds: float, text: str) -> str:
+    """`text` around a time that is worth telling: none below a second, minutes from two of them on."""
+    if seconds < 1:
+        return ""
+    return text.format(f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min")
+
+
 def _progress(head: str, say: Callable[[str], None]) -> Callable[[str], None]:
     """Says where a gate is; where it counts ("12/48 answers"), also how long the rest will take at that pace."""
     start = time.monotonic()
@@ -88,7 +95,7 @@ def _progress(head: str, say: Callable[[str], None]) -> Callable[[str], None]:
         rest = ""
         if counted and 0 < int(counted[1]) < int(counted[2]):
             pace = (time.monotonic() - start) / int(counted[1])
-            rest = f", about {pace * (int(counted[2]) - int(counted[1])):.0f} s left"
+            rest = _about(pace * (int(counted[2]) - int(counted[1])), ", about {} left")
         say(f"{head}: {plain(text)}{rest}")
 
     return tell
@@ -121,8 +128,7 @@ def run_all(
         if gate.name in run.results:
             say(f"{head}: {run.results[gate.name].verdict.value} (already in the ledger)")
             continue
-        before = took.get(gate.name)
-        say(f"{head} ..." + (f" about {before:.0f} s, as last time" if before else ""))
+        say(f"{head} ..." + _about(took.get(gate.name, 0.0), " about {}, as last time"))
         result = run_one(gate, dataclasses.replace(ctx, progress=_progress(head, say)))
         writer.add(run, result)
         say(

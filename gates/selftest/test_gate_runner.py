@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import socket
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -201,9 +203,15 @@ def test_run_goes_on_and_resumes_without_repeating(tmp_path: Path) -> None:
         assert runner.run_all(gates[:2], ctx, writer, resumed) == exits.EXIT_ERROR
 
 
-def test_estimates_come_from_the_last_run_and_from_progress(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pace", "told"), [(0.001, []), (30, ["60 s", "20 s"]), (600, ["20 min", "7 min"])])
+def test_estimates_come_from_the_last_run_and_from_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: float, told: list[str]
+) -> None:
+    """None below a second: "about 0 s left" on every line tells nothing."""
+    clock = itertools.count(0.0, pace)
+    monkeypatch.setattr(runner, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+
     def counting(ctx: Context) -> GateResult:
-        time.sleep(0.06)
         ctx.progress("3/4 answers")
         return GateResult("g", Verdict.PASS)
 
@@ -213,8 +221,10 @@ def test_estimates_come_from_the_last_run_and_from_progress(tmp_path: Path) -> N
         with ledger.Writer(tmp_path / "l.jsonl") as writer:
             run = writer.start({"profile": ctx.profile.name})
             runner.run_all([_gate(counting)], ctx, writer, run, say=said.append)
-    assert [line for line in said if "as last time" in line] == ["[1/1] g ... about 0 s, as last time"]
-    assert sum("3/4 answers, about 0 s left" in line for line in said) == 2
+    assert [line for line in said if "as last time" in line] == [
+        f"[1/1] g ... about {t}, as last time" for t in told[:1]
+    ]
+    assert [line for line in said if "left" in line] == [f"[1/1] g: 3/4 answers, about {t} left" for t in told[1:] * 2]
 
 
 @pytest.mark.parametrize(
@@ -413,7 +423,7 @@ def test_a_key_that_the_server_echoes_is_hidden() -> None:
 
 def test_a_key_that_is_echoed_before_any_gate_is_hidden(capsys: pytest.CaptureFixture) -> None:
     address = _server(_raw(b'{"error": "Incorrect API key provided: sk-geheim"}', status=401))
-    assert cli.main(["run", "--base-url", address, "--api-key", "sk-geheim"]) == exits.EXIT_USAGE
+    assert cli.main(["run", "--base-url", address, "--api-key", "sk-geheim"]) == exits.EXIT_ERROR
     assert "geheim" not in capsys.readouterr().err
 
 
