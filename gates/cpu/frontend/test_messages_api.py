@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import chat_serving
 import pytest
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from fastapi.testclient import TestClient
 from parser_turns import recorded
 from pydantic import ValidationError
 from vllm.entrypoints.anthropic.api_router import router
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.serve.utils.server_utils import validation_exception_handler
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.chat_prompt.prepare import TemplateComplaint
 from vllm.parser.turn_grammar.request import Serving, constrain_request
@@ -244,3 +246,27 @@ def test_what_the_client_can_mend_is_a_400(path, error, status):
     answer = TestClient(app).post(path, json={"model": "m", "max_tokens": 5, "messages": HI})
     assert answer.status_code == status
     assert str(error).split(":")[0] in answer.json()["error"]["message"]
+    assert answer.json()["type"] == "error"
+    assert status == 500 or answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("messages", [5, [{"role": "user", "content": [{"type": "server_tool_use"}]}]])
+def test_a_body_that_is_no_request_has_the_apis_own_error(path, messages):
+    app = FastAPI()
+    app.state.args = SimpleNamespace(log_error_stack=False)
+    app.exception_handler(RequestValidationError)(validation_exception_handler)
+    app.include_router(router)
+
+    @app.post("/v1/other")
+    def other(request: AnthropicMessagesRequest) -> str:
+        return request.model
+
+    client = TestClient(app)
+    body = {"model": "m", "max_tokens": 5, "messages": messages}
+    answer = client.post(path, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert "messages" in answer.json()["error"]["message"]
+    assert "type" not in client.post("/v1/other", json=body).json()  # control: other routes keep theirs

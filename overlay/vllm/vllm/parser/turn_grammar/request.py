@@ -93,6 +93,11 @@ def constrain_request(
     if constraint is not None and constraint.structural_tag is not None:
         _refuse_budget(request, "a structural tag of the client's own")
         # The tag stays as the client wrote it; the engine judges it.
+        logger.warning_once(
+            "A structural tag of a client's own is held from the end of the reasoning on: it has to begin with the "
+            "header of the answer, such as %r, or the answer is empty.",
+            turn.answer[0][0] if turn.answer is not None else "",
+        )
         if any(tool.strict for tool in tools):
             logger.warning("Strict tools are not enforced beside a structural tag of the client's own.")
         return request
