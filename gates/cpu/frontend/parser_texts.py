@@ -34,7 +34,7 @@ _MUSE_PIECES = [
     "<|eot|>", "<|eom|>", "<|start|>", "<|message|>", "<atem:function_calls>\n",
     '<atem:invoke name="get_weather.get_weather">\n', '<atem:invoke name="search">', '<atem:parameter name="city">',
     "</atem:parameter>\n", '<atem:parameter name="days">', '<atem:parameter name="filters">', "</atem:invoke>\n",
-    "</atem:function_calls>", " to=", "to", "to=user<|message|>", "to=noop<|message|>",
+    "</atem:function_calls>", " to=", "to", "to=user<|message|>", "to=noop<|message|>", '<atem:parameter name="',
 ]  # fmt: skip
 _WORDS = [
     "a", " ", "\n", "t", "3", "7.0", "true", "null", "Non", '{"a": [1, "x"]}', '{"a": NaN}', "<", "<|", "é", "🤔",

@@ -24,9 +24,9 @@ def _regex(source: str) -> Delimiter:
     return Delimiter(regex.compile(source, regex.DOTALL), source=source, fixed_end=True)
 
 
-# Attributes may hold `>` only inside quotes. A word boundary would not do after the tag name: at the end of a partial
-# text it is decided too early.
-_ATTRIBUTES = r'(?P<attributes>(?:[^">]|"[^"]*")*)'
+# Attributes may hold `>` only inside quotes, and `<` nowhere: a tag with a quote out of step is then none at once,
+# whatever follows. A word boundary would not do after the tag name: it is decided too early at the end of a partial text.
+_ATTRIBUTES = r'(?P<attributes>(?:[^"<>]|"[^"<]*")*)'
 INVOKE = _regex(rf"<atem:invoke(?=[\s>]){_ATTRIBUTES}>")
 PARAMETER = _regex(rf"<atem:parameter(?=[\s>]){_ATTRIBUTES}>")
 _NAME = regex.compile(r'\sname="([^"]+)"')
