@@ -25,7 +25,7 @@ def _regex(source: str) -> Delimiter:
 
 
 # Attributes may hold `>` only inside quotes, and `<` nowhere: a tag with a quote out of step is then none at once,
-# whatever follows. A word boundary would not do after the tag name: it is decided too early at the end of a partial text.
+# whatever follows. A word boundary would not do after the tag name: a partial text decides it too early.
 _ATTRIBUTES = r'(?P<attributes>(?:[^"<>]|"[^"<]*")*)'
 INVOKE = _regex(rf"<atem:invoke(?=[\s>]){_ATTRIBUTES}>")
 PARAMETER = _regex(rf"<atem:parameter(?=[\s>]){_ATTRIBUTES}>")
