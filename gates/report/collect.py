@@ -12,6 +12,9 @@ from gates.core import gate, ledger
 from gates.core.ledger import Run
 from gates.core.result import GateResult, Verdict, plain
 
+_MARKUP = re.compile(r"[\\|`*~]|(?<!\w)_|_(?!\w)|(?<=\])\(")  # a bracket alone, as of an interval, is none
+DUST = 1e-12  # what rounding leaves of a zero
+SHOWN_RUNS = 100  # of the history
 _RUNG = re.compile(r"[0-9]{1,9}")
 _OF = re.compile(r"(\d{1,15})/(\d{1,15})")
 WORDS = {Verdict.PASS: "pass", Verdict.FAIL: "FAIL", Verdict.SKIP: "skipped", Verdict.ERROR: "ERROR"}
@@ -25,6 +28,8 @@ class Row:
         value: the figure with its interval and unit, "" where nothing was measured.
         control: the figure the gate saw on a known fault, and which.
         limit: the threshold with its direction.
+        source: where the limit comes from.
+        reason: why the verdict is what it is; "" where a gate passed and has nothing to add.
     """
 
     gate: str
@@ -61,7 +66,6 @@ class Page:
     rows: list[Row] = field(default_factory=list)
     series: list[Series] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    matrix: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
     history: list[tuple[str, str, dict[str, int]]] = field(default_factory=list)
     not_run: list[str] = field(default_factory=list)
 
@@ -71,12 +75,13 @@ class Page:
 
 
 def cell(text: object) -> str:
-    """Text for a cell of a Markdown table or a heading: it can end neither, and is no markup."""
-    return escape(plain(str(text)), quote=False).replace("|", "\\|").replace("`", "\\`")
+    """Text for a cell of a Markdown table or a heading: it can end neither, and is no markup, link or image."""
+    return _MARKUP.sub(r"\\\g<0>", escape(plain(str(text)), quote=False))
 
 
 def number(value: float) -> str:
     """Three significant digits, integers as they are."""
+    value = 0.0 if abs(value) < DUST else value
     return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e6 else f"{value:.3g}"
 
 
@@ -88,6 +93,13 @@ def _value(result: GateResult) -> str:
     if seen.low is not None and seen.high is not None:
         text += f" [{number(seen.low)}, {number(seen.high)}]"
     return text
+
+
+def _control(result: GateResult) -> str:
+    if result.control is None:
+        return ""
+    unit = f" {result.measurement.unit}" if result.measurement is not None else ""
+    return f"{number(result.control)}{unit} ({result.details.get('control')})"
 
 
 def row(result: GateResult) -> Row:
@@ -103,23 +115,34 @@ def row(result: GateResult) -> Row:
         source=result.threshold_source,
         reason=result.reason,
         duration=f"{result.duration_s:.1f} s",
-        control="" if result.control is None else f"{number(result.control)} ({result.details.get('control')})",
+        control=_control(result),
     )
 
 
-def _numbers(cell: dict[str, Any], *names: str) -> bool:
-    return all(type(cell.get(name)) in (int, float) for name in names)
+def _float(value: Any) -> float | None:
+    """A JSON number as one that can be drawn; None for anything else, and for an integer that no float holds."""
+    try:
+        return float(value) if type(value) in (int, float) else None
+    except OverflowError:
+        return None
 
 
 def _share(cell: Any) -> float | None:
     """A rung's cell as a number: a mean, a share written k/n, or hits by depth."""
-    if isinstance(cell, dict) and isinstance(cell.get("mean"), (int, float)):
-        return float(cell["mean"])
+    if isinstance(cell, dict) and "mean" in cell:
+        return _float(cell["mean"])
     if isinstance(cell, dict) and cell and all(isinstance(v, bool) for v in cell.values()):
         return sum(cell.values()) / len(cell)
     if isinstance(cell, str) and (parts := _OF.fullmatch(cell)):
         return float(parts[1]) / max(1.0, float(parts[2]))
-    return float(cell) if isinstance(cell, (int, float)) and not isinstance(cell, bool) else None
+    return _float(cell)
+
+
+def _band(cell: Any) -> tuple[float, float] | None:
+    if not isinstance(cell, dict):
+        return None
+    low, high = _float(cell.get("p50")), _float(cell.get("p99"))
+    return None if low is None or high is None else (low, high)
 
 
 def series(result: GateResult) -> Series | None:
@@ -131,7 +154,7 @@ def series(result: GateResult) -> Series | None:
     points = sorted((p for p in points if p[1] is not None), key=lambda p: p[0])
     if not points:
         return None
-    bands = [(c["p50"], c["p99"]) for _, _, c in points if isinstance(c, dict) and _numbers(c, "p50", "p99")]
+    bands = [band for _, _, c in points if (band := _band(c)) is not None]
     whole = len(bands) == len(points)
     return Series(
         gate=result.gate,
@@ -153,21 +176,6 @@ def counts(run: Run) -> dict[str, int]:
     return out
 
 
-def _matrix(runs: list[Run]) -> dict[str, dict[str, dict[str, str]]]:
-    """model -> context rung -> gate -> pass, FAIL or skipped, newest run of each model last."""
-    out: dict[str, dict[str, dict[str, str]]] = {}
-    for run in runs:
-        model = str(run.server.get("model", "unknown"))
-        for result in run.results.values():
-            seen = series(result)
-            if seen is None or result.threshold is None:
-                continue
-            for rung, value in zip(seen.rungs, seen.values, strict=True):
-                good = value <= result.threshold if result.threshold_direction == "max" else value >= result.threshold
-                out.setdefault(model, {}).setdefault(str(rung), {})[result.gate] = "pass" if good else "FAIL"
-    return out
-
-
 def page(runs: list[Run]) -> Page:
     """Collect everything of a ledger with at least one run."""
     newest = ledger.newest(runs)
@@ -176,7 +184,6 @@ def page(runs: list[Run]) -> Page:
         rows=[row(r) for r in newest.results.values()],
         series=[s for s in map(series, newest.results.values()) if s is not None],
         counts=counts(newest),
-        matrix=_matrix(runs),
         not_run=[name for name in gate.discover() if name not in newest.results],
-        history=[(str(r.header.get("started", "")), r.lock_hash, counts(r)) for r in runs],
+        history=[(str(r.header.get("started", "")), r.lock_hash, counts(r)) for r in runs[-SHOWN_RUNS:]],
     )

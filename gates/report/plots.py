@@ -15,7 +15,9 @@ def svg(series: Series) -> str:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    with matplotlib.rc_context({"svg.hashsalt": series.gate, "font.size": 9, "svg.fonttype": "none"}):
+    # A ledger's text is text: `$` begins no formula.
+    settings = {"svg.hashsalt": series.gate, "font.size": 9, "svg.fonttype": "none", "text.parse_math": False}
+    with matplotlib.rc_context(settings):
         figure, axes = pyplot.subplots(figsize=(4.6, 2.6))
         axes.plot(series.rungs, series.values, marker="o", color="black", linewidth=1.2, label="measured")
         if series.low and series.high:

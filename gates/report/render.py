@@ -9,7 +9,7 @@ import jinja2
 
 from gates.core import ledger
 from gates.core.errors import GateError
-from gates.report import collect, plots
+from gates.report import collect, plots, support
 
 
 def _verdict(page: collect.Page) -> str:
@@ -36,29 +36,20 @@ def markdown(page: collect.Page) -> str:
         f"{_verdict(page)} Run {collect.cell(run.header.get('started'))}, lock {collect.cell(run.lock_hash)}, "
         f"profile {collect.cell(run.header.get('profile'))}.",
         "",
-        "| gate | verdict | value | limit | floor | on a known fault | why |",
-        "|---|---|---|---|---|---|---|",
+        "| gate | verdict | value | limit | floor | on a known fault | why | limit from |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in page.rows:
-        cells = (row.gate, row.verdict, row.value, row.limit, row.floor, row.control, row.reason or row.source)
+        cells = (row.gate, row.verdict, row.value, row.limit, row.floor, row.control, row.reason, row.source)
         lines.append(f"| {' | '.join(map(collect.cell, cells))} |")
     if page.not_run:
         lines += ["", f"Not run: {', '.join(page.not_run)}."]
-    for model, rungs in page.matrix.items():
-        gates = columns(rungs)
-        lines += [
-            "",
-            f"## Support matrix: {collect.cell(model)}",
-            "",
-            f"| context | {' | '.join(map(collect.cell, gates))} |",
-        ]
-        lines.append("|---" * (len(gates) + 1) + "|")
-        lines += [f"| {r} | " + " | ".join(cells.get(g, "not run") for g in gates) + " |" for r, cells in rungs.items()]
+    for matrix in support.matrices(page.runs):
+        lines += ["", f"## Support matrix: {collect.cell(matrix.of)}", ""]
+        lines.append(f"| context | {' | '.join(map(collect.cell, matrix.gates))} |")
+        lines.append("|---" * (len(matrix.gates) + 1) + "|")
+        lines += [f"| {rung} | {' | '.join(words)} |" for rung, words in matrix.rows]
     return "\n".join(lines) + "\n"
-
-
-def columns(rungs: dict[str, dict[str, str]]) -> list[str]:
-    return sorted({gate for cells in rungs.values() for gate in cells})
 
 
 def html(page: collect.Page) -> str:
@@ -71,7 +62,8 @@ def html(page: collect.Page) -> str:
         server=page.newest.server,
         verdict=_verdict(page),
         plots=[plots.svg(series) for series in page.series],
-        gates={model: columns(rungs) for model, rungs in page.matrix.items()},
+        matrices=support.matrices(page.runs),
+        earlier=len(page.runs) - len(page.history),
         checked=[r for r in page.newest.results.values() if isinstance(r.details.get("checks"), dict)],
     )
 
@@ -87,10 +79,13 @@ def write(path: Path, out: Path) -> Path:
         raise GateError("the ledger holds no run", where=str(path), action="run gates first: python -m gates run")
     page = collect.page(runs)
     target = out / "report.html"
+    made = {out / "report.md": markdown(page), target: html(page)}  # both, or neither is of this ledger
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "report.md").write_text(markdown(page), encoding="utf-8")
-        target.write_text(html(page), encoding="utf-8")
+        for file, text in made.items():
+            partial = file.with_name(f".{file.name}.partial")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(file)
     except OSError as error:
         raise GateError(
             f"cannot write the report ({error.strerror})", where=str(out), action="choose another folder"

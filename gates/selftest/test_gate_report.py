@@ -11,6 +11,7 @@ import pytest
 from gates import __main__ as cli
 from gates.core import ledger
 from gates.core.result import GateResult, Measurement, Verdict
+from gates.report import collect, plots, render
 
 HEADER = {
     "base_url": "http://host:8000",
@@ -120,3 +121,57 @@ def test_a_report_that_cannot_be_written_says_so(tmp_path: Path, capsys: pytest.
     path = _ledger(tmp_path / "l.jsonl", 0.01)
     assert cli.main(["report", "--ledger", str(path), "--out", str(path)]) == 2
     assert "cannot write the report" in capsys.readouterr().err
+
+
+HOSTILE = r"""a | b \| c ![p](http://h/x.png) [x](javascript:1) [y\](z) *b* _i_ `c` ~~d~~ # e <img> $\frac$"""
+
+
+def test_a_servers_text_is_no_markup_in_the_table(tmp_path: Path) -> None:
+    """Read as GitHub does: a backslash takes the next character's meaning away."""
+    text = collect.cell(HOSTILE)
+    bare = re.sub(r"\\.", "", text)
+    assert not re.search(r"[|`*~<>]|\]\(|\b_|_\b", bare)
+    assert re.sub(r"\\(.)", r"\1", text) == HOSTILE.replace("<", "&lt;").replace(">", "&gt;"), "nothing is lost"
+    assert collect.cell("0.06 nats [0.03, 0.12] of max_model_len") == "0.06 nats [0.03, 0.12] of max_model_len"
+
+
+@pytest.mark.parametrize(("unit", "mean"), [("$\\frac$", 0.01), ("nats", 10**400), ("nats", 1e308)])
+def test_odd_figures_and_formulas_are_drawn_as_they_are(unit: str, mean: float) -> None:
+    rungs = {"96": {"mean": mean, "p50": mean, "p99": mean}, "192": {"mean": 0.1, "p50": 0, "p99": 0.1}}
+    result = GateResult(
+        "g$\\frac$", Verdict.PASS, "", Measurement(0.1, unit), 0.5, "max", "s", details={"rungs": rungs}
+    )
+    seen = collect.series(result)
+    assert seen is not None
+    assert len(seen.rungs) == (1 if mean == 10**400 else 2)
+    assert r"g$\frac$" in plots.svg(seen)
+
+
+def test_both_files_are_of_one_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _ledger(tmp_path / "l.jsonl", 0.01)
+    render.write(path, tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    monkeypatch.setattr(plots, "svg", lambda series: 1 // 0)
+    path = _ledger(tmp_path / "l.jsonl", 0.06, Verdict.FAIL)
+    with pytest.raises(ZeroDivisionError):
+        render.write(path, tmp_path)
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before | {path.name: path.read_bytes()}
+
+
+def test_why_is_no_source_and_figures_have_their_unit(tmp_path: Path) -> None:
+    measured = Measurement(0.0, "of 15 checks", 2.78e-17, 0.299, 15)
+    known = {"control": "unconstrained-json"}
+    result = GateResult("api", Verdict.PASS, "", measured, 1, "min", "open report of a fault", control=9, details=known)
+    row = collect.row(result)
+    assert (row.value, row.control) == ("0 of 15 checks [0, 0.299]", "9 of 15 checks (unconstrained-json)")
+    with ledger.Writer(tmp_path / "l.jsonl") as writer:
+        run = writer.start(HEADER)
+        writer.add(run, result)
+    page = collect.page([run] * 150)
+    assert len(page.history) == 100
+    lines = render.markdown(page).splitlines()
+    assert [line.split(" | ")[-2:] for line in lines if line.startswith("| api")] == [["", "open report of a fault |"]]
+    text = render.html(page)
+    assert '<td class="why"></td>' in text
+    assert "50 earlier ones are in the ledger" in text
+    assert text.index("Where the limits come from") < text.index("open report of a fault")

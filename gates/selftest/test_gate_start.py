@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before the first gate: a server that is none, or turns the client away, is told with what to do, and is no usage error."""
+"""Before the first gate: a server that is none, or turns the client away, is told with what to do."""
 
 from __future__ import annotations
 
