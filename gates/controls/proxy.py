@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import zip_longest
 from typing import Any
 
 import httpx
@@ -54,11 +56,13 @@ def serve(upstream: str, fault: Fault) -> tuple[ThreadingHTTPServer, str]:
                 return
             if fault.request and body:
                 raw = json.dumps(fault.request(self.path, body)).encode()
-            answer = http.request(method, self.path, content=raw, headers={"Content-Type": "application/json"})
-            kind = answer.headers.get("content-type", "")
-            if "event-stream" in kind:
-                self._events(body, answer.text)
-            elif fault.reply and answer.status_code == 200 and "json" in kind and method == "POST":
+            with http.stream(method, self.path, content=raw, headers={"Content-Type": "application/json"}) as answer:
+                kind = answer.headers.get("content-type", "")
+                if "event-stream" in kind:
+                    self._events(body, answer)
+                    return
+                answer.read()
+            if fault.reply and answer.status_code == 200 and "json" in kind and method == "POST":
                 self._send(200, kind, json.dumps(fault.reply(self.path, body, answer.json())).encode())
             elif fault.told and method == "GET" and "json" in kind and answer.content:
                 self._send(answer.status_code, kind, json.dumps(fault.told(self.path, answer.json())).encode())
@@ -67,8 +71,13 @@ def serve(upstream: str, fault: Fault) -> tuple[ThreadingHTTPServer, str]:
             else:
                 self._send(answer.status_code, kind, answer.content)
 
-        def _events(self, body: dict[str, Any], text: str) -> None:
-            lines = [line[5:].strip() for line in text.splitlines() if line.startswith("data:")]
+        def _events(self, body: dict[str, Any], answer: httpx.Response) -> None:
+            """Pass a stream on; one that is changed as a whole comes late, but at the pace it was made."""
+            begun, lines, times = time.monotonic(), [], []
+            for line in answer.iter_lines():
+                if line.startswith("data:"):
+                    lines.append(line[5:].strip())
+                    times.append(time.monotonic() - begun)
             done = "[DONE]" in lines
             chunks = [json.loads(line) for line in lines if line != "[DONE]"]
             if fault.chunks:
@@ -80,7 +89,9 @@ def serve(upstream: str, fault: Fault) -> tuple[ThreadingHTTPServer, str]:
             self.send_header("Connection", "close")
             self.end_headers()
             self.close_connection = True
-            for chunk in chunks:
+            begun = time.monotonic()
+            for chunk, due in zip_longest(chunks, times[: len(chunks)], fillvalue=0.0):
+                time.sleep(max(0.0, begun + due - time.monotonic()))
                 self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
             if done:
                 self.wfile.write(b"data: [DONE]\n\n")

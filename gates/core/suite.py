@@ -18,6 +18,7 @@ from gates.core.result import GateResult, Verdict
 # What reading an answer of another shape raises.
 ODD_SHAPES = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 PATH = "/v1/chat/completions"
+AWHILE_S, MOST_SILENT, TOKENS_A_PIECE = 2.0, 0.75, 8  # what a stream must keep to, see `held_back`
 CHAT = f"POST {PATH}"
 MARKERS = (
     "<|start|>",
@@ -128,6 +129,31 @@ class Api:
         text = json.dumps(reply.data) if reply.data is not None else ""
         expect("message" in text or "detail" in text, f"no error message: {reply.text[:120]!r}")
         return reply
+
+
+def held_back(stream: Stream) -> str:
+    """Why a chat stream is none to a user: nothing for most of its time, or all in a piece; "" where it is one.
+
+    Short ones are not judged by time: a second is no wait, and the first request may meet a cold graph.
+    """
+    shown = [
+        now
+        for chunk, now in zip(stream.chunks, stream.times_s, strict=True)
+        if any(_shows(choice.get("delta") or {}) for choice in chunk.get("choices") or [])
+    ]
+    whole = stream.times_s[-1] if stream.times_s else 0.0
+    if not shown:
+        return "nothing is shown"
+    if whole > AWHILE_S and shown[0] > MOST_SILENT * whole:
+        return f"nothing is shown for {shown[0]:.1f} of {whole:.1f} s"
+    tokens = next((c["usage"]["completion_tokens"] for c in reversed(stream.chunks) if c.get("usage")), 0)
+    if len(shown) * TOKENS_A_PIECE < tokens:
+        return f"{tokens} tokens come in {len(shown)} pieces"
+    return ""
+
+
+def _shows(delta: dict[str, Any]) -> bool:
+    return bool(delta.get("content") or reasoning_of(delta) or delta.get("tool_calls"))
 
 
 def reasoning_of(message: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import time
 
 from gates.core import server_facts
 from gates.core.errors import Skip
-from gates.core.suite import PATH, Api, Suite, expect, marker_in, reasoning_of
+from gates.core.suite import PATH, Api, Suite, expect, held_back, marker_in, reasoning_of
 
 SUITE = Suite("api-stream", "event order, joined text, usage, disconnects")
 
@@ -118,6 +118,15 @@ def _length(api: Api) -> None:
 def _emoji(api: Api) -> None:
     stream = api.stream("Write five emoji: 🧪 👩🏽‍🔬 東京")
     expect("�" not in stream.joined("content") + _reasoning(stream), "a replacement character")
+
+
+@SUITE.check(139, "the text is shown while it is made")
+def _paced(api: Api) -> None:
+    for _ in range(3):
+        stream = api.stream(max_tokens=min(64, api.room), stream_options={"include_usage": True})
+        if not (late := held_back(stream)):
+            return
+    expect(False, late)
 
 
 GATE = SUITE.gate("marker-in-content", "half-stream")

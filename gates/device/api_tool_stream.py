@@ -9,7 +9,7 @@ from typing import Any
 
 from gates.core.errors import Skip
 from gates.core.schemas import WEATHER, WRITE, problem
-from gates.core.suite import Api, Suite, expect
+from gates.core.suite import Api, Suite, expect, held_back
 from gates.device.api_tool_choice import joined_calls
 
 SUITE = Suite("api-tool-stream", "arguments arrive as fragments that join to the final string")
@@ -53,7 +53,10 @@ def _many(api: Api) -> None:
 
 @SUITE.check(68, "the longest silence inside a call is short against its length")
 def _silence(api: Api) -> None:
-    times = [now for now, _ in _pieces(_forced(api))]
+    stream = _forced(api)
+    late = held_back(stream)
+    expect(not late, late)
+    times = [now for now, _ in _pieces(stream)]
     expect(len(times) > 2, "too few deltas")
     longest = max(b - a for a, b in pairwise(times))
     expect(longest <= max(1.0, 0.5 * (times[-1] - times[0])), f"{longest:.2f} s of {times[-1] - times[0]:.2f} s")

@@ -82,7 +82,7 @@ def _run(ctx: Context) -> GateResult:
     worst: dict[str, float] = {"warm": 0.0, "after aborts": 0.0, "prompt logprobs": 0.0}
     floors: list[float] = []
     for number in range(max(2, ctx.profile.samples // 4)):
-        prompt = prompts.filler(ctx.client, ctx.wording, rng, rung)
+        prompt = ctx.client.tokenize(" ".join(ctx.wording.filler(rng) for _ in range(rung)))[:rung]
         n = ctx.profile.greedy_tokens
         salt, other_salt = (uuid.uuid4().hex for _ in range(2))
 

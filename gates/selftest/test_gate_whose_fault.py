@@ -16,12 +16,13 @@ from gates import __main__ as cli
 from gates.controls import matrix, proxy, toy_server
 from gates.controls.faults import Fault
 from gates.core import gate
-from gates.core.client import BadStatus, Client, OutOfTime, ServerTrouble
+from gates.core.client import BadStatus, Client, OutOfTime, ServerTrouble, Stream
 from gates.core.errors import Failed
 from gates.core.exits import EXIT_USAGE
 from gates.core.result import GateResult, Verdict
 from gates.core.runner import run_one
-from gates.core.suite import Api, Suite
+from gates.core.suite import Api, Suite, held_back
+from gates.device import api_stream
 
 GATES = gate.discover()
 ROOT = Path(cli.__file__).parent
@@ -151,8 +152,6 @@ def _no_metrics(path: str, body: dict) -> tuple[int, str, bytes] | None:
 
 
 def test_what_only_metrics_tell_is_not_tried_without_them(stand_in: gate.Context) -> None:
-    from gates.device import api_stream
-
     server, address = proxy.serve(stand_in.client.root, Fault("page", "no metrics", raw=_no_metrics))
     ctx = dataclasses.replace(stand_in, client=Client(address, model="toy"))
     with pytest.raises(gate.Skip, match="num_requests_running"):
@@ -237,3 +236,45 @@ def test_a_missing_dependency_is_no_verdict(monkeypatch: pytest.MonkeyPatch, cap
     assert "pip install -r requirements/gates.txt" in capsys.readouterr().err
     bare = f"import sys; sys.path.insert(0, {str(ROOT.parent)!r}); import gates.__main__"
     subprocess.run([sys.executable, "-I", "-S", "-c", bare], check=True, timeout=60)
+
+
+def _stream(*shown: float, end: float, tokens: int = 0) -> Stream:
+    """A chat stream whose text comes at these seconds."""
+    piece = {"choices": [{"index": 0, "delta": {"content": "a"}}]}
+    usage = [{"choices": [], "usage": {"completion_tokens": tokens}}] if tokens else []
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+    chunks = [role, *[piece] * len(shown), {"choices": []}, *usage]
+    return Stream(200, chunks, [0.1, *shown, end, *[end] * len(usage)], done=True)
+
+
+@pytest.mark.parametrize(
+    ("stream", "wrong"),
+    [
+        (_stream(0.5, 1.5, 5.0, end=5.0), ""),
+        (_stream(2.4, 2.5, end=2.5), "nothing is shown for 2.4 of 2.5 s"),
+        (_stream(0.8, 0.9, end=0.9), ""),
+        (_stream(0.1, end=0.1, tokens=6), ""),
+        (_stream(0.1, 0.1, end=0.1, tokens=64), "64 tokens come in 2 pieces"),
+        (_stream(end=0.1), "nothing is shown"),
+    ],
+)
+def test_a_stream_that_is_held_back_is_none(stream: Stream, wrong: str) -> None:
+    assert held_back(stream) == wrong
+
+
+def test_a_text_in_one_piece_fails_its_check(stand_in: gate.Context) -> None:
+    def whole(path: str, body: dict, chunks: list[dict]) -> list[dict]:
+        for name in ("reasoning", "content"):
+            pieces = [c for c in chunks if any((x.get("delta") or {}).get(name) for x in c.get("choices") or [])]
+            text = "".join(c["choices"][0]["delta"][name] for c in pieces)
+            pieces[0]["choices"][0]["delta"][name] = text
+            chunks = [c for c in chunks if c not in pieces[1:]]
+        return chunks
+
+    check = next(check for check in api_stream.SUITE.checks if check.number == 139)
+    check.run(Api(stand_in))
+    server, address = proxy.serve(stand_in.client.root, Fault("whole", "all at once", chunks=whole))
+    long = dataclasses.replace(stand_in, client=Client(address, model="toy"))
+    with pytest.raises(Failed, match="tokens come in"):
+        check.run(Api(long))
+    server.shutdown()
