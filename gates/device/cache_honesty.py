@@ -9,6 +9,7 @@ alone moves near-ties, so the limit is a difference in nats with the floor of tw
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from functools import partial
 
@@ -18,6 +19,7 @@ from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement
 
 TOP = 5  # candidates listed at a parting token
+NOTICED_S, NOTICED_TRIES = 0.2, 50  # until a server has noticed that its clients hung up
 
 
 def _gap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
@@ -25,7 +27,10 @@ def _gap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
 
 
 def _abort_neighbours(ctx: Context, prompt: list[int], salt: str) -> None:
-    """Hang up on requests that share half of the prompt, and the blocks that hold it, after their second chunk."""
+    """Hang up on requests that share half of the prompt, and the blocks that hold it, after their second chunk.
+
+    A server notices at its next write or step: what that does to the blocks comes after, so it is waited for.
+    """
 
     def one(index: int) -> None:
         body = {
@@ -37,6 +42,10 @@ def _abort_neighbours(ctx: Context, prompt: list[int], salt: str) -> None:
         ctx.client.stream("/v1/completions", {**body, "temperature": 1, "seed": index}, stop_after=2)
 
     ctx.client.map(one, range(4))
+    for _ in range(NOTICED_TRIES):
+        time.sleep(NOTICED_S)
+        if not (server_facts.metrics(ctx.client) or {}).get(server_facts.RUNNING):
+            return
 
 
 def _other_head(ctx: Context, rng: random.Random, tokens: int, length: int) -> float | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -31,18 +32,39 @@ def _row(ids: list[int]) -> dict[int, float]:
 
 
 class _Confident(toy_server.Handler):
-    """Reads another text where a prompt that was seen before is served from the cache (`stale`)."""
+    """Reads another text where a prompt that was seen before is served from the cache (`fault` "stale"), or where a
+    client that hung up shared its first block ("abort"), once the server noticed."""
 
-    stale = False
+    fault = ""
     seen: set[tuple[str, tuple[int, ...]]]
+    spoiled: set[tuple[str, tuple[int, ...]]]
+
+    def _drip(self, key: tuple[str, tuple[int, ...]]) -> None:
+        """A stream that goes on until the client hangs up."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        event = b"data: " + json.dumps({"choices": [{"index": 0, "text": "a"}]}).encode() + b"\n\n"
+        try:
+            for _ in range(500):
+                self.wfile.write(event)
+                time.sleep(0.02)
+        except OSError:
+            self.spoiled.add(key)
 
     def _post(self, body: dict[str, Any]) -> None:
-        if self.path != "/v1/completions" or body.get("stream") or body.get("prompt_logprobs") is not None:
+        if self.path != "/v1/completions" or body.get("prompt_logprobs") is not None:
             super()._post(body)
             return
-        prompt = list(body["prompt"])
-        key = (str(body.get("cache_salt")), tuple(prompt))
-        ids = [prompt[0] ^ 1, *prompt[1:]] if self.stale and key in self.seen else prompt
+        prompt, salt = list(body["prompt"]), str(body.get("cache_salt"))
+        key, block = (salt, tuple(prompt)), (salt, tuple(prompt[:16]))
+        if body.get("stream"):
+            self._drip(block)
+            return
+        wrong = (self.fault == "stale" and key in self.seen) or (self.fault == "abort" and block in self.spoiled)
+        ids = [prompt[0] ^ 1, *prompt[1:]] if wrong else prompt
         self.seen.add(key)
         rows = []
         for _ in range(int(body["max_tokens"])):
@@ -59,8 +81,9 @@ class _Confident(toy_server.Handler):
         self._send(200, json.dumps({"id": "c", "choices": [choice]}))
 
 
-def _run(good: str, tmp: Path, *, stale: bool) -> GateResult:
-    server, address = toy_server.start(type("Handler", (_Confident,), {"stale": stale, "seen": set()}))
+def _run(good: str, tmp: Path, fault: str) -> GateResult:
+    own = {"fault": fault, "seen": set(), "spoiled": set()}
+    server, address = toy_server.start(type("Handler", (_Confident,), own))
     ctx = matrix.context(good, tmp)
     sizes = dataclasses.replace(ctx.profile, greedy_tokens=8, rungs=(64,))
     client = Client(address, model=ctx.facts.model)
@@ -72,14 +95,22 @@ def _run(good: str, tmp: Path, *, stale: bool) -> GateResult:
 def test_another_answer_from_the_cache_is_caught_where_the_model_is_as_sure_of_both(
     good_server: str, tmp_path: Path
 ) -> None:
-    seen = _run(good_server, tmp_path, stale=True)
+    seen = _run(good_server, tmp_path, "stale")
     assert seen.verdict is Verdict.FAIL, seen
     assert seen.details["worst"]["warm"] > 1
 
 
+def test_blocks_that_an_abort_spoils_are_caught(good_server: str, tmp_path: Path) -> None:
+    """Only those of the prompt's own salt, and only after the server noticed that its client is gone."""
+    seen = _run(good_server, tmp_path, "abort")
+    assert seen.verdict is Verdict.FAIL, seen
+    assert seen.details["worst"]["warm"] == 0
+    assert seen.details["worst"]["after aborts"] > 1
+
+
 def test_the_same_model_with_an_honest_cache_passes(good_server: str, tmp_path: Path) -> None:
     """Control: the answers themselves are no fault."""
-    seen = _run(good_server, tmp_path, stale=False)
+    seen = _run(good_server, tmp_path, "")
     assert seen.verdict is Verdict.PASS, seen
     assert seen.measurement is not None
     assert seen.measurement.value == 0
