@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -70,6 +71,32 @@ def test_none_leaks_no_call(served):
     message = served.chat(tools=TOOLS, tool_choice="none").choices[0].message
     assert not message.tool_calls
     assert "to=" not in (message.content or "")
+
+
+@pytest.mark.parametrize("constraint", [{"regex": "[0-9]{3}"}, {"regex": "(?i)a(?:b|c)"}])
+def test_plain_completions_are_constrained(served, constraint):
+    """Behind a reasoning parser too, and where xgrammar refuses what llguidance takes."""
+    extra = {"structured_outputs": constraint}
+    made = served.client.completions.create(model="tiny", prompt="Hello", max_tokens=8, seed=1, extra_body=extra)
+    assert re.fullmatch(constraint["regex"], made.choices[0].text)
+    if "(?i)" in constraint["regex"]:
+        with pytest.raises(openai.BadRequestError, match="structured_outputs"):
+            served.chat(extra=extra)
+
+
+def test_batches_hold_their_constraints(served):
+    body = {
+        "model": "tiny",
+        "messages": [[{"role": "user", "content": text}] for text in ("Hi", "Hello")],
+        "structured_outputs": {"choice": ["x", "y"]},
+        "thinking_token_budget": 2,
+        "logit_bias": served.bias,
+        "max_tokens": 200,
+        "seed": 0,
+    }
+    choices = served.client.post("/chat/completions/batch", cast_to=object, body=body)["choices"]
+    assert {choice["message"]["content"] for choice in choices} <= {"x", "y"}, choices
+    assert all(choice["message"]["reasoning"] for choice in choices)
 
 
 def test_json_schema_plain_and_streamed(served):
