@@ -72,7 +72,7 @@ def compare(ctx: Context) -> Comparison:
         Skip: no reference file was given.
     """
     if ctx.reference is None:
-        raise Skip("no reference scores given (--reference FILE, made by gates.oracle.passages)")
+        raise Skip("no reference scores given: --reference FILE, made in environment `hf` (see docs/gates.md)")
     of = (__name__, ctx.client.root, ctx.client.model, ctx.reference.resolve())
     if of not in ctx.kept:
         ctx.kept[of] = _compare(ctx.client, references.load(ctx.reference))
