@@ -22,7 +22,7 @@ def mark_cut(parser_cls: type | None, output: Any, request: Any, items: list[Any
     if reason is None or not items:
         return
     last = items[-1]
-    if getattr(last, "status", None) == "completed" and (reason == "length" or last.type == "function_call"):
+    if getattr(last, "status", "") in (None, "completed") and (reason == "length" or last.type == "function_call"):
         last.status = "incomplete"
 
 
