@@ -180,6 +180,21 @@ def test_a_card_that_moves_is_the_same_server(ctx: gate.Context) -> None:
     assert seen == [records.NOTHING_YET, ""]
 
 
+def test_what_moves_in_a_card_is_no_part_of_a_run(ctx: gate.Context) -> None:
+    """Or a killed run could not be gone on with."""
+    moves = itertools.count()
+
+    def told(path: str, told: dict) -> dict:
+        cards = [{**card, "queue": next(moves), "root": "/models/beam"} for card in told.get("data") or []]
+        return {**told, "data": cards} if cards else told
+
+    server, address = proxy.serve(ctx.client.root, Fault("f", "a card that moves", told=told))
+    first, second = (server_facts.read(Client(address)) for _ in range(2))
+    server.shutdown()
+    assert first == second
+    assert first.model_card["root"] == "/models/beam"
+
+
 def test_the_engine_that_shrank_is_seen_behind_another(ctx: gate.Context) -> None:
     def page(blocks: int) -> dict[str, Callable[[str, str], str]]:
         row = 'vllm:cache_config_info{{engine="{}",num_gpu_blocks="{}"}} 1.0\n'

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,23 @@ def test_a_full_disk_leaves_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ledger.os, "fsync", full)
     with pytest.raises(GateError, match="No space left on device"), ledger.Writer(path) as writer:
         writer.start(FULL)
+    assert path.read_bytes() == before
+
+
+def test_a_disk_that_fills_within_a_line_is_told_once(tmp_path: Path) -> None:
+    """Nothing is held back to fail again, without its sentence, when the file is closed."""
+    path = tmp_path / "l"
+    _killed(path)
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = ledger.Writer(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+    try:
+        with pytest.raises(GateError, match="cannot write the ledger"):
+            writer.start(FULL)
+        writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before
 
 
