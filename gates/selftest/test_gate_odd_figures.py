@@ -8,17 +8,15 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from behind_fault import run_behind
 
-from gates.controls import matrix, proxy, toy_model
-from gates.controls.faults import Fault
+from gates.controls import matrix, toy_model
 from gates.core import gate, prompts, schemas, scoring, stats, wording
-from gates.core.client import Client, ServerTrouble, completion_tokens
+from gates.core.client import ServerTrouble, completion_tokens
 from gates.core.errors import Failed
-from gates.core.result import GateResult, Verdict
-from gates.core.runner import run_one
+from gates.core.result import Verdict
 from gates.core.suite import Api, Suite
 
 GATES = gate.discover()
@@ -28,16 +26,6 @@ GATES = gate.discover()
 def stand_in(good_server: str, tmp_path_factory: pytest.TempPathFactory) -> gate.Context:
     folder = tmp_path_factory.mktemp("figures")
     return matrix.context(good_server, folder, reference=toy_model.reference(folder))
-
-
-def _run(ctx: gate.Context, name: str, **hooks: Any) -> GateResult:
-    server, address = proxy.serve(ctx.client.root, Fault("odd", "odd figures", **hooks))
-    try:
-        client = Client(address, deadline_s=20.0)
-        client._model = ctx.facts.model
-        return run_one(GATES[name], dataclasses.replace(ctx, client=client))
-    finally:
-        server.shutdown()
 
 
 def _prompt_logprobs(change: Callable[[float, bool], float]) -> Callable[[str, dict, dict], dict]:
@@ -77,7 +65,7 @@ def test_candidates_are_no_more_than_certain_together() -> None:
 def test_log_probabilities_of_another_scale_are_the_servers_fault(
     stand_in: gate.Context, name: str, scale: float
 ) -> None:
-    seen = _run(stand_in, name, reply=_prompt_logprobs(lambda value, own: value * scale))
+    seen = run_behind(stand_in, name, reply=_prompt_logprobs(lambda value, own: value * scale))
     assert seen.verdict is Verdict.FAIL, seen
     assert "probability" in seen.reason or "no distribution" in seen.reason
 
@@ -89,11 +77,11 @@ def test_kl_divergence_grows_with_what_is_wrong(stand_in: gate.Context, nats: fl
     def change(value: float, own: bool) -> float:
         return value if own else min(-0.0, value + nats)
 
-    assert _run(stand_in, "kl-divergence", reply=_prompt_logprobs(change)).verdict is Verdict.FAIL
+    assert run_behind(stand_in, "kl-divergence", reply=_prompt_logprobs(change)).verdict is Verdict.FAIL
 
 
 def test_a_perplexity_beyond_any_float_is_a_figure(stand_in: gate.Context) -> None:
-    seen = _run(stand_in, "perplexity", reply=_prompt_logprobs(lambda value, own: -9000.0 if own else -9999.0))
+    seen = run_behind(stand_in, "perplexity", reply=_prompt_logprobs(lambda value, own: -9000.0 if own else -9999.0))
     assert seen.verdict is Verdict.FAIL, seen
     assert seen.measurement is not None
 
@@ -129,7 +117,7 @@ def test_a_client_gate_survives_json_without_end(stand_in: gate.Context) -> None
             choice["message"]["content"] = "[" * 100_000
         return answer
 
-    assert _run(stand_in, "api-openai-client", reply=reply).verdict is Verdict.FAIL
+    assert run_behind(stand_in, "api-openai-client", reply=reply).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize("tokens", [[], [True], [-1], ["1"], None])
@@ -138,7 +126,7 @@ def test_a_text_without_tokens_is_trouble(stand_in: gate.Context, tokens: object
         return {"tokens": tokens} if path == "/tokenize" else answer
 
     for name in ("copy", "isolation", "decode-vs-prefill"):
-        seen = _run(stand_in, name, reply=reply)
+        seen = run_behind(stand_in, name, reply=reply)
         assert seen.verdict is Verdict.ERROR
         assert "no token ids" in seen.reason
 
@@ -169,7 +157,7 @@ def test_no_usage_is_an_error_with_a_sentence(stand_in: gate.Context, tmp_path: 
     def reply(path: str, body: dict, answer: dict) -> dict:
         return {key: value for key, value in answer.items() if key != "usage"}
 
-    seen = _run(dataclasses.replace(stand_in, records=tmp_path), name, reply=reply)
+    seen = run_behind(dataclasses.replace(stand_in, records=tmp_path), name, reply=reply)
     assert seen.verdict is Verdict.ERROR
     assert "`usage.completion_tokens` is None" in seen.reason
 
@@ -180,4 +168,4 @@ def test_usage_that_tells_more_than_was_said_is_not_believed(stand_in: gate.Cont
             choice["message"].update(content="T", reasoning=None)
         return answer
 
-    assert _run(stand_in, "one-token-only", reply=reply).verdict is Verdict.FAIL
+    assert run_behind(stand_in, "one-token-only", reply=reply).verdict is Verdict.FAIL

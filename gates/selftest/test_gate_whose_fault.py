@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from behind_fault import run_behind
 
 from gates import __main__ as cli
 from gates.controls import matrix, proxy, toy_server
@@ -19,8 +20,7 @@ from gates.core import gate
 from gates.core.client import BadStatus, Client, OutOfTime, ServerTrouble, Stream
 from gates.core.errors import Failed
 from gates.core.exits import EXIT_USAGE
-from gates.core.result import GateResult, Verdict
-from gates.core.runner import run_one
+from gates.core.result import Verdict
 from gates.core.suite import Api, Suite, held_back
 from gates.device import api_stream
 
@@ -31,16 +31,6 @@ ROOT = Path(cli.__file__).parent
 @pytest.fixture(scope="module")
 def stand_in(good_server: str) -> gate.Context:
     return matrix.context(good_server, Path("nowhere"))
-
-
-def _run(ctx: gate.Context, name: str, **hooks: Any) -> GateResult:
-    server, address = proxy.serve(ctx.client.root, Fault("odd", "a test's", **hooks))
-    try:
-        client = Client(address, deadline_s=20.0)
-        client._model = ctx.facts.model
-        return run_one(GATES[name], dataclasses.replace(ctx, client=client))
-    finally:
-        server.shutdown()
 
 
 def _suite(*errors: Exception | None) -> Suite:
@@ -108,7 +98,7 @@ def test_a_rate_limit_under_stress_is_no_verdict(stand_in: gate.Context, tokens:
     def raw(path: str, body: dict) -> tuple[int, str, bytes] | None:
         return (429, "text/plain", b"later") if body.get("max_tokens") == tokens else None
 
-    seen = _run(stand_in, "stress", raw=raw)
+    seen = run_behind(stand_in, "stress", raw=raw)
     assert seen.verdict is Verdict.ERROR
     assert "429" in seen.reason
 
@@ -117,7 +107,7 @@ def test_a_good_model_behind_another_in_the_list_is_found(stand_in: gate.Context
     def told(path: str, told: Any) -> Any:
         return {**told, "data": [{"id": "adapter", "object": "model"}, *told["data"]]} if "data" in told else told
 
-    assert _run(stand_in, "api-models", told=told).verdict is Verdict.PASS
+    assert run_behind(stand_in, "api-models", told=told).verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
@@ -126,7 +116,7 @@ def test_a_route_that_a_server_lacks_is_not_tried(stand_in: gate.Context, name: 
     def raw(path: str, body: dict) -> tuple[int, str, bytes] | None:
         return (status, "text/plain", b"") if path in ("/tokenize", "/version", "/metrics") else None
 
-    seen = _run(stand_in, name, raw=raw)
+    seen = run_behind(stand_in, name, raw=raw)
     assert (seen.verdict, seen.reason) == (Verdict.SKIP, "the server has no /tokenize")
 
 
@@ -134,7 +124,7 @@ def test_a_server_that_is_no_vllm_fails_no_check_for_it(stand_in: gate.Context) 
     def raw(path: str, body: dict) -> tuple[int, str, bytes] | None:
         return (404, "text/plain", b"") if path in ("/tokenize", "/version", "/metrics") else None
 
-    seen = _run(stand_in, "api-models", raw=raw)
+    seen = run_behind(stand_in, "api-models", raw=raw)
     assert seen.verdict is Verdict.PASS, seen.reason
     assert "1 of 5 checks not tried" in seen.reason
 
@@ -158,7 +148,7 @@ def test_what_only_metrics_tell_is_not_tried_without_them(stand_in: gate.Context
         next(check for check in api_stream.SUITE.checks if check.number == 31).run(Api(ctx))
     server.shutdown()
     sizes = dataclasses.replace(stand_in.profile, isolation_outputs=4)
-    seen = _run(dataclasses.replace(stand_in, profile=sizes), "isolation", raw=_no_metrics)
+    seen = run_behind(dataclasses.replace(stand_in, profile=sizes), "isolation", raw=_no_metrics)
     assert seen.verdict is Verdict.SKIP, seen.reason
 
 
@@ -211,7 +201,7 @@ def test_a_slow_reader_is_owed_its_whole_stream(stand_in: gate.Context, status: 
         slow = body.get("stream") and body.get("max_tokens") == 24
         return (status, "text/event-stream", torn) if slow else None
 
-    seen = _run(stand_in, "stress", raw=raw)
+    seen = run_behind(stand_in, "stress", raw=raw)
     assert seen.verdict is Verdict.FAIL
     assert seen.details["checks"]["slow reader"]
 
@@ -222,7 +212,7 @@ def test_an_answer_under_overload_is_one(stand_in: gate.Context) -> None:
         busy = re.fullmatch(r"Hello [12]\d", str(body.get("prompt")))
         return (200, "text/html", b"<html>later</html>") if busy else None
 
-    seen = _run(stand_in, "stress", raw=raw)
+    seen = run_behind(stand_in, "stress", raw=raw)
     assert seen.verdict is Verdict.FAIL
     assert seen.details["checks"]["overload"].startswith("20 of 32 requests")
 
