@@ -44,7 +44,7 @@ NESTED = {
         "opt": {"anyOf": [{"$ref": "#/$defs/P"}, {"type": "null"}], "default": None},
         "one": {"allOf": [{"$ref": "#/$defs/via"}]},
         "code": {"$ref": "#/$defs/E"},
-        "slash": {"$ref": "#/$defs/a~1b"},
+        "slash": {"$ref": "#/%24defs/a~1b"},
         "loop": {"$ref": "#/$defs/loop"},
         "wide": {"$ref": "#/$defs/wide"},
         "two": {"allOf": [{"$ref": "#/$defs/P"}, {"type": "object"}]},

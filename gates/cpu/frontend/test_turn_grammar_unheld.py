@@ -64,11 +64,26 @@ HELD = [
     record(a={"type": "array", "items": INTEGER, "uniqueItems": False}),
     {"oneOf": [record(k={"const": "a"}), record(k={"const": "b"})], "type": "object"},
     True,
+    # As Pydantic and others write them.
+    record(
+        a={
+            "discriminator": {"mapping": {"c": "#/$defs/C"}, "propertyName": "k"},
+            "oneOf": [{"$ref": "#/$defs/C"}, {"$ref": "#/$defs/D"}],
+        }
+    )
+    | {"$defs": {"C": record(k={"const": "c"}), "D": record(k={"const": "d"}), "unused": {"uniqueItems": True}}},
+    record(a={"anyOf": [INTEGER, {"type": "null"}], "x-order": 1, "example": 3, "markdownDescription": "m"}),
+    record(a={"type": "string", "format": "uri", "minLength": 1, "maxLength": 2083}),
+    record(a={"type": "string", "format": "password", "minLength": 3, "writeOnly": True}),
+    record(a={"type": "object", "propertyNames": {"minLength": 1}, "additionalProperties": INTEGER}),
+    record(a={"type": ["integer", "null"], "multipleOf": 5}),
+    {"type": "object", "oneOf": [{"properties": {"k": {"const": "a"}}, "required": ["k"]}]},
+    {**OPTIONAL, "if": {"minimum": 5}},
 ]
 
 
-def asked(schema, **fields):
-    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+def asked(schema, strict=True, **fields):
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": strict}}
     request = request_of({"response_format": form, **fields}, None)
     return constrain_request(request, TURN, prompt=PROMPT, serving=Serving())
 
@@ -82,6 +97,20 @@ def test_what_xgrammar_passes_over_is_refused(schema, keyword, text):
         asked(record(outer=schema) if "$defs" not in schema else schema)
     assert caught.value.parameter == "response_format"
     assert "$defs" in schema or "properties.outer" in str(caught.value)
+
+
+@pytest.mark.parametrize("strict", [False, None])
+def test_what_is_not_strict_is_held_to_the_rest(strict):
+    """Sets and patterns with lengths are everyday schemas; the answer is held to all else of them."""
+    schema = record(a={"type": "array", "items": INTEGER, "uniqueItems": True})
+    lead = "<|channel|>analysis<|message|>r<|end|><|start|>assistant<|channel|>final<|message|>"
+    matcher = ByteMatcher(tag_of(asked(schema, strict)))
+    assert matcher.read(lead + '{"a": [1, 1]}')[0]
+    assert not matcher.read(lead + '{"a": ["x"]}')[0]
+    with pytest.raises(VLLMValidationError, match="structured output"):
+        constrain_request(
+            request_of({"structured_outputs": {"json": schema}}, None), TURN, prompt=PROMPT, serving=Serving()
+        )
 
 
 @pytest.mark.parametrize("schema", [{"$ref": "https://example.org/s"}, {"type": "number", "multipleOf": 0.5}])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 _MAX_DEPTH = 16
 # Schemas looked at for one property; members of unions that refer to unions would double at each level.
@@ -50,7 +51,7 @@ def _target(reference: Any, root: Mapping[str, Any]) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     node: Any = root
-    for step in reference[2:].split("/"):
+    for step in unquote(reference[2:]).split("/"):
         if not isinstance(node, Mapping):
             return None
         node = node.get(step.replace("~1", "/").replace("~0", "~"))

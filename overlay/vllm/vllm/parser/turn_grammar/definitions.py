@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
+from urllib.parse import unquote
 
 TABLES = ("$defs", "definitions")
 
@@ -35,7 +36,7 @@ class Definitions:
         if isinstance(node, Mapping):
             reference = node.get("$ref")
             if isinstance(reference, str) and reference.startswith("#/"):
-                table, _, name = reference[2:].partition("/")
+                table, _, name = unquote(reference[2:]).partition("/")
                 for spelled in {name, name.partition("/")[0], name.replace("~1", "/").replace("~0", "~")}:
                     if (table, spelled) in self._entries:
                         yield table, spelled

@@ -14,7 +14,7 @@ from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.limits import check_budget, check_tools
 from vllm.parser.turn_grammar.prompt_state import PromptState, prompt_state, written_after_anchor
-from vllm.parser.turn_grammar.structured import answer_body, constraint_of, constraint_parameter
+from vllm.parser.turn_grammar.structured import answer_body, constraint_of, constraint_parameter, strictly
 from vllm.parser.turn_grammar.thinking import Thinking
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
 from vllm.parser.turn_grammar.unheld import unheld
@@ -101,7 +101,7 @@ def constrain_request(
         if any(tool.strict for tool in tools):
             logger.warning("Strict tools are not enforced beside a structural tag of the client's own.")
         return request
-    body = answer_body(constraint, answer_delimiters(turn), constraint_parameter(request))
+    body = answer_body(constraint, answer_delimiters(turn), constraint_parameter(request), strictly(request))
     if body is not None and state == "no_anchor":
         raise VLLMValidationError(f"a structured output cannot be held: {NO_ANCHOR}", parameter="add_generation_prompt")
     needed = choice.forced or body is not None or _has_budget(request)

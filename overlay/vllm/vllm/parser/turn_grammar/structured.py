@@ -37,7 +37,10 @@ logger = init_logger(__name__)
 
 
 def answer_body(
-    params: StructuredOutputsParams | None, delimiters: tuple[str, ...], parameter: str = "structured_outputs"
+    params: StructuredOutputsParams | None,
+    delimiters: tuple[str, ...],
+    parameter: str = "structured_outputs",
+    strict: bool = True,
 ) -> f.Format | None:
     """Format of the answer's text, None for any text.
 
@@ -45,17 +48,20 @@ def answer_body(
         params: any constraint but a structural tag.
         delimiters: substrings that would end the answer; no text of the format holds them.
         parameter: the field of the request that holds the constraint.
+        strict: a keyword that no grammar enforces is an error, and else a warning in the log.
 
     Raises:
         VLLMValidationError: the constraint is over a limit, or xgrammar refuses it: no other library holds a turn.
     """
     try:
-        return _body(params, delimiters, parameter)
+        return _body(params, delimiters, parameter, strict)
     except NotGrammar as error:
         raise VLLMValidationError(f"the structured output cannot be held: {error}", parameter=parameter) from error
 
 
-def _body(params: StructuredOutputsParams | None, delimiters: tuple[str, ...], parameter: str) -> f.Format | None:
+def _body(
+    params: StructuredOutputsParams | None, delimiters: tuple[str, ...], parameter: str, strict: bool
+) -> f.Format | None:
     if params is None or params.all_constraints_none():
         return None
     if params.json_object:
@@ -67,7 +73,9 @@ def _body(params: StructuredOutputsParams | None, delimiters: tuple[str, ...], p
         check_size(schema, MAX_SCHEMA_BYTES, parameter=parameter, owner="the JSON schema")
         check_repeats(schema, parameter)
         if (keyword := unheld(schema)) is not None:
-            raise NotGrammar(f"{keyword} is not enforced; leave it out, or say it another way")
+            if strict:
+                raise NotGrammar(f"{keyword} is not enforced; leave it out, say it another way, or drop `strict`")
+            logger.warning("A JSON schema is held but for what no grammar enforces: %s.", keyword)
         schema = sized_strings_as_patterns(schema)
         if bounds_string_length(schema):
             # A length and excluded substrings cannot both be held by one grammar.
@@ -107,6 +115,13 @@ def constraint_of(request) -> StructuredOutputsParams | None:
     """The request's own structured-output constraint, of either API."""
     params = request.extract_structured_outputs()
     return None if params is None else replace(params)
+
+
+def strictly(request: Any) -> bool:
+    """Whether an answer outside its schema is worse than none: a response format says so by `strict`, as tools do."""
+    form = getattr(request, "response_format", None) or getattr(getattr(request, "text", None), "format", None)
+    holder = getattr(form, "json_schema", None) or form
+    return form is None or bool(getattr(holder, "strict", None))
 
 
 def _check(text: str, limit: int, owner: str) -> None:

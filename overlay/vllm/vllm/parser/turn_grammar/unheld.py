@@ -12,47 +12,71 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vllm.parser.turn_grammar.json_schemas import ANNOTATIONS, schemas_within
+from vllm.parser.turn_grammar.definitions import TABLES, Definitions
+from vllm.parser.turn_grammar.json_schemas import schemas_within
 
 _NEVER = ("contains", "not", "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength")
 _WANTS_TYPE = (*_NUMBERS, *_LENGTHS, "pattern", "multipleOf")
-# Beside a reference or a union these constrain nothing, or nothing more.
-_BESIDE = frozenset({*ANNOTATIONS, "$defs", "definitions", "$id", "nullable"})
 _KINDS = ("type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf")
+_SHAPES = ("properties", "items", "prefixItems", "pattern", "patternProperties")
+# What would constrain a value beside a reference or a union; names that JSON Schema does not define are notes.
+_ASSERTS = frozenset(
+    {*_KINDS, *_SHAPES, *_WANTS_TYPE, "required", "additionalProperties", "propertyNames", "minItems", "maxItems"}
+    | {"minProperties", "maxProperties", "unevaluatedProperties", "unevaluatedItems"}
+)
+# Formats that xgrammar writes by a rule of its own: none is empty, and few are as long as their usual bounds.
+_FORMATS = frozenset(
+    {"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "uri-reference"}
+    | {"uri-template", "json-pointer", "relative-json-pointer"}
+)
+_USUAL_BOUND = 253  # characters: host names and, with one more, mailboxes (RFC 1035, RFC 5321)
 _LOOKS = re.compile(r"(?<!\\)\(\?(?:=|!|<=|<!)")
 
 
 def unheld(schema: Any) -> str | None:
     """The first such keyword of `schema` with its place, for a message; None if there is none."""
+    if isinstance(schema, Mapping):
+        # Definitions that nothing refers to hold nothing.
+        rest = {key: value for key, value in schema.items() if key not in TABLES}
+        schema = {**rest, **Definitions(schema).beside(rest)}
+    idle: list[str] = []
     for place, node in schemas_within(schema):
-        for keyword in _passed_over(node):
+        if any(place == name or place.startswith(f"{name}.") for name in idle):
+            continue
+        if "if" in node and not ("then" in node or "else" in node):
+            idle.append(f"{place}.if".lstrip("."))
+        for keyword in _passed_over(node, typed=place.rpartition(".")[2] == "propertyNames"):
             return f"{keyword} at {place or 'the top'}"[:200]
     return None
 
 
-def _passed_over(node: Mapping[str, Any]) -> Iterator[str]:
+def _passed_over(node: Mapping[str, Any], typed: bool) -> Iterator[str]:
+    """typed: the place allows strings only, so that no type need be named."""
     yield from (repr(name) for name in _NEVER if name in node)
     if node.get("uniqueItems") is True:
         yield "'uniqueItems'"
     if "if" in node and ("then" in node or "else" in node):
         yield "'if'"
-    if "multipleOf" in node and node.get("type") not in ("integer", None):
+    types = node.get("type")
+    if "multipleOf" in node and "number" in (types if isinstance(types, list) else [types]):
         yield "'multipleOf'"
     fixed = "enum" in node or "const" in node
     if not fixed:
         yield from _of_strings(node)
-        if not any(kind in node for kind in _KINDS):
+        if not typed and not any(kind in node for kind in _KINDS):
             yield from (f"{name!r} without a type" for name in _WANTS_TYPE if name in node)
     yield from _of_objects(node)
     yield from _of_references(node)
 
 
 def _of_strings(node: Mapping[str, Any]) -> Iterator[str]:
-    shaped = next((name for name in ("pattern", "format") if name in node), None)
-    if shaped and any(name in node for name in _LENGTHS):
-        yield f"a length beside {shaped!r}"
+    low, high = node.get("minLength", 0), node.get("maxLength", _USUAL_BOUND)
+    if "pattern" in node and any(name in node for name in _LENGTHS):
+        yield "a length beside 'pattern'"
+    elif node.get("format") in _FORMATS and not (low in (0, 1) and isinstance(high, int) and high >= _USUAL_BOUND):
+        yield "a length beside 'format'"
     if isinstance(pattern := node.get("pattern"), str) and _LOOKS.search(pattern):
         yield "a look-around in 'pattern'"
 
@@ -71,7 +95,7 @@ def _of_references(node: Mapping[str, Any]) -> Iterator[str]:
     if "$ref" in node:
         if not (isinstance(node["$ref"], str) and node["$ref"].startswith("#")):
             yield "a '$ref' to another document"
-        yield from (f"{name!r} beside '$ref'" for name in node if name not in _BESIDE and name not in ("$ref", "type"))
+        yield from (f"{name!r} beside '$ref'" for name in node if name in _ASSERTS and name not in ("$ref", "type"))
         return
     if isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1:
         yield "'allOf' of more than one"
@@ -79,8 +103,9 @@ def _of_references(node: Mapping[str, Any]) -> Iterator[str]:
         members = node.get(union)
         if not isinstance(members, list):
             continue
-        beside = [name for name in node if name not in _BESIDE and name not in (union, "type")]
+        beside = [name for name in node if name in _ASSERTS and name not in (union, "type")]
         if beside:
             yield f"{beside[0]!r} beside {union!r}"
-        if "type" in node and not all(isinstance(m, Mapping) and any(k in m for k in _KINDS) for m in members):
+        shaped = (isinstance(m, Mapping) and any(k in m for k in (*_KINDS, *_SHAPES)) for m in members)
+        if "type" in node and not all(shaped):
             yield f"a member of {union!r} without a type"
