@@ -145,6 +145,7 @@ class Client:
         self._http = self._connect()
         self._model = model
         self._end: float | None = None
+        self.offered: set[str] = set()  # optional fields and routes that it answered with
 
     def _connect(self) -> httpx.Client:
         # identity: a small compressed answer could unfold to more than the memory holds.
@@ -376,6 +377,19 @@ class Client:
         answer = self.ok("POST", "/v1/completions", body, deadline_s=deadline_s, most_bytes=most_bytes)
         return with_choices(answer, "/v1/completions", "text", str)
 
+    def has(self, what: str, there: bool, where: str) -> None:
+        """Note that the server answered with `what`, or that it did not.
+
+        Raises:
+            Skip: it never did. ServerTrouble: it did before.
+        """
+        if there:
+            self.offered.add(what)
+        elif what in self.offered:
+            raise ServerTrouble(f"an answer without {what}, which others had", where=where)
+        else:
+            raise Skip(f"the server knows no {what}")
+
     def tokenize(self, text: str) -> list[int]:
         """Token ids by the server's own tokenizer, special tokens as the server adds them to a prompt.
 
@@ -386,10 +400,11 @@ class Client:
         try:
             answer = self.ok("POST", "/tokenize", {"model": self.model, "prompt": text})
         except BadStatus as status:
-            if offered(status.status):
+            if offered(status.status) or "/tokenize" in self.offered:
                 raise
             self.models()
             raise Skip("the server has no /tokenize") from status
+        self.offered.add("/tokenize")
         tokens = answer.get("tokens")
         if not isinstance(tokens, list) or not all(type(t) is int and t >= 0 for t in tokens):
             raise ServerTrouble("no token ids", where="POST /tokenize", action="is this vLLM?")

@@ -28,7 +28,7 @@ from gates.core.result import READABLE, SCHEMA_VERSION, GateResult, Verdict, dum
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # a file system that has none
 _NO_LEDGER = "choose another --ledger, or move the file away"
 _BEGINNING = b'{"kind": "run"'  # of a ledger
-_OF_ONE_RUN = ("started", "only")  # header fields that runs which are shown together may differ in
+_OF_ONE_RUN = ("started", "since", "only")  # header fields that runs which are shown together may differ in
 LONGEST_PAUSE = datetime.timedelta(days=1)  # of a killed run: what it saw is no word on the server of today any more
 
 
@@ -56,7 +56,7 @@ class Run:
     def stale(self) -> bool:
         """Whether its last result is older than `LONGEST_PAUSE`, or of an unknown age."""
         try:
-            started = datetime.datetime.fromisoformat(str(self.header["started"]))
+            started = datetime.datetime.fromisoformat(str(self.header.get("since", self.header["started"])))
             seen = started + datetime.timedelta(seconds=math.fsum(r.duration_s for r in self.results.values()))
             return datetime.datetime.now(datetime.timezone.utc) - seen > LONGEST_PAUSE
         except (KeyError, ValueError, TypeError, OverflowError):
@@ -257,7 +257,7 @@ class Writer:
         if self.runs and self.runs[-1].header is run.header:
             return run
         begun = str(run.header.get("started"))
-        anew = self.start({k: v for k, v in run.header.items() if k != "started"})
+        anew = self.start({"since": begun, **{k: v for k, v in run.header.items() if k != "started"}})
         for result in run.results.values():
             self.add(anew, result.of_run(begun))
         return anew

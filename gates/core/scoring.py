@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gates.core.client import MOST_BYTES, Client, ServerTrouble
-from gates.core.errors import Failed, Skip
+from gates.core.errors import Failed
 
 COMPLETIONS = "POST /v1/completions"
 CANDIDATE_BYTES = 256  # of JSON for one candidate of one position, at most
@@ -78,8 +78,7 @@ def score(client: Client, tokens: Sequence[int], *, top: int = 20, cached: bool 
         options["cache_salt"] = uuid.uuid4().hex
     answer = client.complete(list(tokens), **options)
     choice = answer["choices"][0]
-    if "prompt_logprobs" not in choice and "prompt_logprobs" not in answer:
-        raise Skip("the server knows no prompt_logprobs")
+    client.has("prompt_logprobs", "prompt_logprobs" in choice or "prompt_logprobs" in answer, COMPLETIONS)
     rows = choice.get("prompt_logprobs") or answer.get("prompt_logprobs")
     if not isinstance(rows, list) or len(rows) != len(tokens):
         got = len(rows) if isinstance(rows, list) else None
@@ -134,8 +133,7 @@ def continue_greedily(
         **options,
     )
     choice = answer["choices"][0]
-    if "logprobs" not in choice:
-        raise Skip("the server knows no logprobs of completions")
+    client.has("logprobs of completions", "logprobs" in choice, COMPLETIONS)
     block = choice.get("logprobs") or {}
     names, values = block.get("tokens"), block.get("token_logprobs")
     if not names or not values or len(names) != len(values):

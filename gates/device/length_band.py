@@ -51,7 +51,10 @@ def _run(ctx: Context) -> GateResult:
     interval = stats.magnitude(*(None if end is None else end - 1 for end in ends))
     details |= {"known_mean": stats.mean(known), "change": change, "recorded": str(record.path)}
     measurement = Measurement(abs(change), "relative", *interval, len(counts))
-    return beyond_chance(judge(ctx, "output-length-band", measurement, details=details))
+    result = judge(ctx, "output-length-band", measurement, details=details)
+    # Chance moves every sampled answer; where half of them are as long as they were, it did not move the others.
+    kept = sum(a == b for a, b in zip(counts, known, strict=True))
+    return result if 2 * kept >= len(counts) else beyond_chance(result)
 
 
 GATE = Gate(

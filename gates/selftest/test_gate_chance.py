@@ -13,8 +13,8 @@ import pytest
 from gates.controls import matrix, proxy
 from gates.controls.faults import Fault
 from gates.core import gate, records, server_facts, stats
-from gates.core.client import Client
-from gates.core.errors import Failed
+from gates.core.client import Client, ServerTrouble
+from gates.core.errors import Failed, Skip
 from gates.core.result import GateResult, Verdict
 from gates.core.runner import run_one
 from gates.core.suite import Api
@@ -69,6 +69,23 @@ def test_answers_that_vary_by_a_third_seldom_fail() -> None:
     assert sum(outside() for _ in range(200)) <= 4
 
 
+def test_answers_cut_beside_others_that_kept_their_length_are_no_chance(
+    ctx: gate.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _lengths(ctx, monkeypatch, [80, 120, 100, 90, 110, 95, 105, 100])
+    seen = _lengths(ctx, monkeypatch, [80, 2, 100, 2, 110, 2, 105, 2])
+    assert seen.verdict is Verdict.FAIL, seen
+
+
+def test_a_field_that_was_there_before_is_missed() -> None:
+    client = Client("http://127.0.0.1:9")
+    with pytest.raises(Skip, match="knows no prompt_logprobs"):
+        client.has("prompt_logprobs", False, "POST /v1/completions")
+    client.has("prompt_logprobs", True, "POST /v1/completions")
+    with pytest.raises(ServerTrouble, match="without prompt_logprobs, which others had"):
+        client.has("prompt_logprobs", False, "POST /v1/completions")
+
+
 @pytest.mark.parametrize(("short", "verdict"), [(0, Verdict.PASS), (1, Verdict.SKIP), (3, Verdict.FAIL)])
 def test_one_terse_answer_of_twenty_is_no_verdict(
     ctx: gate.Context, monkeypatch: pytest.MonkeyPatch, short: int, verdict: Verdict
@@ -112,6 +129,7 @@ def _canary(ctx: gate.Context, busy: _Busy) -> GateResult:
         ([3.0], 0.0, Verdict.PASS),
         ([3.0, 3.0, 0.0], 0.1, Verdict.FAIL),  # alone at the second attempt
         ([0.0, 2.0], 0.1, Verdict.SKIP),  # they came while it was asked
+        ([3.0], 5.0, Verdict.FAIL),  # no batch does that
     ],
 )
 def test_the_canary_of_a_busy_server_is_not_held_to_one_that_was_alone(

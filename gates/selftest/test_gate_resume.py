@@ -55,6 +55,24 @@ def test_a_killed_run_is_gone_on_with_after_another_command(tmp_path: Path) -> N
         assert writer.resumable(FULL) is None, "it ended"
 
 
+def test_going_on_with_a_run_does_not_make_it_younger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, now = tmp_path / "l", datetime.datetime.now(datetime.timezone.utc)
+    for hours in (40, 20):
+        at = (now - datetime.timedelta(hours=hours)).isoformat(timespec="seconds")
+        monkeypatch.setattr(ledger, "_now", lambda at=at: at)
+        with ledger.Writer(path) as writer:
+            kept = writer.resumable(FULL)
+            run = writer.start(FULL) if kept is None else writer.resume(kept)
+            if kept is None:
+                writer.add(run, GateResult("copy", Verdict.PASS))
+            writer.end(writer.start(CANARY))
+    with ledger.Writer(path) as writer:
+        last = writer.resumable(FULL)
+        assert last is not None
+        assert last.header["started"] != last.header["since"]
+        assert last.stale
+
+
 def test_runs_of_other_gates_are_still_shown_together(tmp_path: Path) -> None:
     _killed(tmp_path / "l")
     with ledger.Writer(tmp_path / "l") as writer:

@@ -146,7 +146,7 @@ def _search(delimiter: Delimiter, text: str, start: int, final: bool) -> regex.M
     if delimiter.literals or edge - start <= MAX_REGEX_DELIMITER:
         return delimiter.search(text, start, edge, not final)
     # A regex is searched in spans, so that one which starts and never ends costs a span and not the rest of the text.
-    # The span of a match that is too long is skipped whole.
+    # Inside a match that is too long another may begin, which is one.
     while True:
         limit = min(edge, start + _SPAN)
         match = delimiter.search(text, start, limit, not final or limit < edge)
@@ -159,6 +159,6 @@ def _search(delimiter: Delimiter, text: str, start: int, final: bool) -> regex.M
         if limit < edge and end == limit:
             start = begin if begin > start else start + MAX_REGEX_DELIMITER
         elif delimiter.too_long(begin, end):
-            start = begin + MAX_REGEX_DELIMITER
+            start = begin + 1
         else:
             return match
