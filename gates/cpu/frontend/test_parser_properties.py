@@ -166,9 +166,9 @@ def test_a_tag_inside_one_that_never_ends_is_found_however_it_is_cut():
     """An opener whose quote is out of step stays possible for as long as a delimiter may be; a real one follows it."""
     call = " to=search<|channel|>analysis <|constrain|>xml<|message|>"
     tag = '<rfl:parameter name="maybe">\nvalue\n</rfl:parameter>'
-    for gap in (1, 400, 600, 2000):
+    for gap in (1, *range(470, 495, 4), 600, 2000):  # the bound falls into the second opener
         text = call + '<rfl:parameter name="' + "x" * gap + tag + "9" * 600 + "<|call|>"
         once = joined(read("T1", [text]))
-        assert once[2] == [("search", '{"maybe": "value"}')]
+        assert once[2] == [("search", '{"maybe": "value"}')], gap
         for size in (1, 7, 300):
             assert joined(read("T1", [text[at : at + size] for at in range(0, len(text), size)])) == once, (gap, size)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -97,6 +98,18 @@ def test_what_xgrammar_passes_over_is_refused(schema, keyword, text):
         asked(record(outer=schema) if "$defs" not in schema else schema)
     assert caught.value.parameter == "response_format"
     assert "$defs" in schema or "properties.outer" in str(caught.value)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("odd", [["date"], {}, {"a": 1}, 5, True, None, "x" * 10_000])
+@pytest.mark.parametrize(
+    "keyword", ["format", "type", "multipleOf", "$ref", "anyOf", "allOf", "required", "pattern", "maxLength", "if"]
+)
+def test_keywords_of_the_wrong_kind_are_served_or_refused(keyword, odd, strict):
+    """They are the client's: no other exception, which would be a 500."""
+    for lead in ({"type": "string"}, {"type": "object", "properties": {}}):
+        with contextlib.suppress(VLLMValidationError):
+            asked(record(a={**lead, keyword: odd}), strict)
 
 
 @pytest.mark.parametrize("strict", [False, None])
