@@ -101,15 +101,20 @@ def test_what_xgrammar_passes_over_is_refused(schema, keyword, text):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("odd", [["date"], {}, {"a": 1}, 5, True, None, "x" * 10_000])
+@pytest.mark.parametrize("odd", [["date"], [[]], [{}], {}, {"a": 1}, 5, True, None, "x" * 10_000])
 @pytest.mark.parametrize(
     "keyword", ["format", "type", "multipleOf", "$ref", "anyOf", "allOf", "required", "pattern", "maxLength", "if"]
 )
 def test_keywords_of_the_wrong_kind_are_served_or_refused(keyword, odd, strict):
     """They are the client's: no other exception, which would be a 500."""
     for lead in ({"type": "string"}, {"type": "object", "properties": {}}):
+        schema = {**lead, keyword: odd}
         with contextlib.suppress(VLLMValidationError):
-            asked(record(a={**lead, keyword: odd}), strict)
+            asked(record(a=schema), strict)
+        function = {"name": "f", "strict": strict, "parameters": {**record(a=schema), "required": odd}}
+        request = request_of({"tool_choice": "required"}, [{"type": "function", "function": function}])
+        with contextlib.suppress(VLLMValidationError):
+            constrain_request(request, TURN, prompt=PROMPT, serving=Serving())
 
 
 @pytest.mark.parametrize("strict", [False, None])

@@ -86,7 +86,8 @@ def _of_objects(node: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(properties, Mapping):
         if "propertyNames" in node:
             yield "'propertyNames' beside 'properties'"
-        missing = [n for n in required if n not in properties] if isinstance(required, list) else []
+        named = required if isinstance(required, list) else []
+        missing = [name for name in named if not isinstance(name, str) or name not in properties]
         if missing:
             yield f"'required' of {str(missing[0])[:40]!r}, which 'properties' lacks,"
 
