@@ -75,6 +75,27 @@ def test_calls_are_not_cut():
     assert generated(THINKING + CALL, AnswerStops(["\n", "b"], REGIONS)) == (THINKING + CALL, None)
 
 
+@pytest.mark.parametrize("word", ["a", "assist", "<|end|>", "<|start|>", "|>a"])
+@pytest.mark.parametrize("size", [1, 2, 50])
+def test_a_header_behind_a_visible_message_does_not_stop_the_call(word, size):
+    """Its last word may come in pieces."""
+    text = OPENER + "To begin with." + "<|end|><|start|>assistant" + CALL
+    assert generated(text, AnswerStops([word], REGIONS), size) == (text, None)
+
+
+def test_what_only_looked_like_a_closer_is_answer():
+    text, seen = OPENER + "one<|end|><|start|>asp and more", ""
+    scans = {word: AnswerScan(AnswerStops([word], REGIONS)) for word in ("as", "<|start|>")}
+    found = {word: AnswerScan(AnswerStops([word], REGIONS)).find(text) for word in scans}
+    assert found == {word: (word, text.index(word)) for word in scans}
+    for piece in tokens(text):
+        seen += piece
+        if seen.endswith("asp"):
+            break
+        assert not any(scan.find(seen) for scan in scans.values())
+    assert {word: scan.find(seen) for word, scan in scans.items()} == found
+
+
 def test_the_earliest_stop_counts_and_the_first_listed_of_two_at_one_place():
     text = OPENER + "one two three"
     for size in (1, 4, 100):

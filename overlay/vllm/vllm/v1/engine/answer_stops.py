@@ -73,8 +73,7 @@ class AnswerScan:
                 self._closers = self._stops.regions[self._openers.index(opener)][1]
                 self._since = self._read = start + len(opener)
             closed = _first(text, self._closers, self._read)
-            # Half a closer is no matter: markers come whole, and what else closes an answer may as well end it.
-            limit = closed[1] if closed else len(text)
+            limit = closed[1] if closed else len(text) - _begun(text, self._closers)
             if (found := self._stop(text, limit)) is not None:
                 return found
             self._searched = max(self._searched, limit)
@@ -110,6 +109,16 @@ def _half(text: str, literals: Sequence[str]) -> int:
     tail = text[1 - max(map(len, literals)) :]
     starts = (at for at in range(len(tail)) if any(literal.startswith(tail[at:]) for literal in literals))
     return len(tail) - next(starts, len(tail))
+
+
+def _begun(text: str, closers: Sequence[str]) -> int:
+    """How many characters at the end of `text` are a closer of which its first marker is written and some is missing.
+
+    Markers come whole, as tokens of their own; the word behind one may come in pieces, and is no more of the answer
+    than they are. Half a marker is text, for which a stream cannot wait: it may have been sent already.
+    """
+    size = _half(text, closers)
+    return size if ">" in text[len(text) - size :] else 0
 
 
 # What the hooks in the detokenizer call.
