@@ -201,6 +201,57 @@ def test_patterns_that_repeat_much_are_refused(where, pattern):
     assert "repeats" in refused(asked, None, "response_format")
 
 
+def answer_of(schema):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+
+
+def repeating(count, times, keyword="patternProperties"):
+    """An object whose keys or values are held by `count` patterns that repeat `times` each."""
+    found = {f"^k{i}[a-z]{{1,{times}}}$": {"type": "integer"} for i in range(count)}
+    if keyword == "patternProperties":
+        return {"type": "object", "patternProperties": found}
+    return {"type": "object", "properties": {f"q{i}": {"type": "string", "pattern": p} for i, p in enumerate(found)}}
+
+
+@pytest.mark.parametrize("keyword", ["patternProperties", "pattern"])
+def test_many_patterns_that_repeat_are_refused_together(keyword):
+    """Each alone is within the bound; their times add up, to minutes."""
+    assert "others repeat too" in refused(answer_of(repeating(100, 250, keyword)), None, "response_format")
+    assert tag_of(constrain(answer_of(repeating(10, 20, keyword))))
+
+
+@pytest.mark.parametrize("pattern", [f"^[a-z]{{{'9' * 5000}}}$", f"^[a-z]{{{'9' * 18}}}$", "(?L)^[a-z]{3}$"])
+def test_patterns_that_no_reader_takes_are_no_internal_error(pattern):
+    schema = {"type": "string", "pattern": pattern}
+    refused(answer_of(schema), None, "response_format")
+    assert tag_of(
+        constrain({}, [tool({"type": "object", "properties": {"p": schema, "o": {"properties": {"q": schema}}}})])
+    )
+
+
+@pytest.mark.parametrize("turn", [TURN, MUSE], ids=["beam", "muse"])
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [("f", repeating(1, 16_000))],
+        [("f", repeating(100, 250, "pattern"))],
+        [(f"f{i}", repeating(10, 250, "pattern")) for i in range(30)],
+    ],
+)
+def test_tools_whose_patterns_repeat_much_are_given_up_unbuilt(turn, tools, monkeypatch):
+    """A strict tool is refused; another keeps its name, and its schema is in no grammar that is built."""
+    judged = []
+    monkeypatch.setattr("vllm.parser.turn_grammar.formats._judged", judged.append)
+    given = [tool({"type": "object", "properties": {"p": schema}}, name) for name, schema in tools]
+    text = tag_of(constrain({"tool_choice": "required"}, given, turn))
+    assert all("16000" not in piece for piece in [*judged, text])
+    # 64 times 250 squared is the bound; a second call repeats the grammar of the first.
+    assert text.count("250}") + sum(piece.count("250}") for piece in judged) <= 3 * 64
+    assert tools[-1][0] in text
+    strict = [tool({"type": "object", "properties": {"p": schema}}, name, strict=True) for name, schema in tools]
+    assert "repeats" in refused({}, strict, "tools", turn)
+
+
 @pytest.mark.parametrize(
     ("pattern", "count"),
     [("[a-z]{1,64}", 64), ("a+b*c?", 0), ("(ab){3}c", 6), ("(a{2}|b){3}x{4,}", 13), (r"\{5000}", 0), ("a{0,1}", 0)],

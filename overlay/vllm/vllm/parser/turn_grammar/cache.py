@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from vllm.logger import init_logger
 from vllm.parser.turn_grammar.arguments import least_bytes
-from vllm.parser.turn_grammar.limits import STRICT_TAG_BYTES
+from vllm.parser.turn_grammar.limits import MAX_REPEATS, STRICT_TAG_BYTES
+from vllm.parser.turn_grammar.repeats import compile_cost
 from vllm.parser.turn_grammar.turn import TurnRules, turn_tag
 from vllm.parser.turn_grammar.wire_format import TurnFormat
 
@@ -52,6 +53,8 @@ def bounded_text(turn: TurnFormat, rules: TurnRules) -> str:
     """Tag text of `rules`, with the schemas of the last tools given up beyond the bound."""
     # First by what they take at least, so that no text far beyond the bound is ever built.
     free = _beyond(STRICT_TAG_BYTES, {tool.name: least_bytes(tool.parameters) for tool in rules.tools})
+    strict_first = sorted(rules.tools, key=lambda tool: not tool.strict)
+    free |= _beyond(MAX_REPEATS**2, {tool.name: compile_cost(tool.parameters) for tool in strict_first})
     text = json.dumps(turn_tag(turn, replace(rules, free=free)))
     if len(text) > STRICT_TAG_BYTES and rules.tools:
         sizes = {}
@@ -62,10 +65,12 @@ def bounded_text(turn: TurnFormat, rules: TurnRules) -> str:
         text = json.dumps(turn_tag(turn, replace(rules, free=free)))
     if free:
         logger.warning(
-            "The schemas of %d of %d tools are not enforced: a grammar of at most %d bytes is built.",
+            "The schemas of %d of %d tools are not enforced: a grammar of at most %d bytes, whose patterns repeat at most "
+            "%d times, is built.",
             len(free),
             len(rules.tools),
             STRICT_TAG_BYTES,
+            MAX_REPEATS,
         )
     return text
 

@@ -17,7 +17,8 @@ MAX_PROPERTIES = 512
 MAX_REGEX_BYTES = 16 << 10
 # Of a JSON schema without its annotations.
 MAX_SCHEMA_BYTES = 1 << 20
-# Compile time grows with the square of what a pattern inside JSON repeats: 0.3 s at this bound, 35 s at 16,000.
+# Compile time grows with the square of what a pattern inside JSON repeats: 0.3 s at this bound, 35 s at 16,000. The
+# squares of several patterns add up.
 MAX_REPEATS = 2000
 # Compile time grows with the square of a single text's length, too: 0.2 s at 25 KB, 8 s at 200 KB.
 MAX_TEXT = 16 << 10

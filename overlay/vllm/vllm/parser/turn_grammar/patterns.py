@@ -31,7 +31,8 @@ def nodes(pattern: str) -> list[Node]:
     """Top-level nodes of `pattern`, compiled with DOTALL as templates are."""
     try:
         return list(sre_parser.parse(pattern, re.DOTALL))
-    except (re.error, RecursionError, OverflowError) as error:
+    # A ValueError is a flag of bytes alone, or a count too long to read.
+    except (re.error, RecursionError, OverflowError, ValueError) as error:
         raise NotGrammar(f"pattern {pattern!r}: {error}") from error
 
 

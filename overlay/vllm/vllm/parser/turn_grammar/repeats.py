@@ -12,44 +12,64 @@ from vllm.parser.chat_format.patterns import sre as C
 from vllm.parser.turn_grammar import patterns
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.limits import MAX_REPEATS
+from vllm.parser.turn_grammar.strings import MAX_REPEAT_COUNT
 
-_COUNT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+# More digits than these no library counts, nor Python as an integer.
+_COUNT = re.compile(r"\{(\d{1,18})(?:,(\d{0,18}))?\}")
 
 
 def check_repeats(schema: Any, parameter: str) -> None:
-    """Refuse patterns whose counted repeats unfold to more than `MAX_REPEATS` characters.
+    """Refuse patterns whose counted repeats unfold to more than `MAX_REPEATS` characters, or take as long together.
 
     Raises:
-        VLLMValidationError: names the pattern.
+        VLLMValidationError: names the pattern that repeats most.
     """
-    for pattern in _patterns(schema):
-        if (count := unfolded(pattern)) > MAX_REPEATS:
-            raise VLLMValidationError(
-                f"the pattern {pattern[:64]!r} of the JSON schema repeats {count} times, at most {MAX_REPEATS} are "
-                "served; lower its counts, or send a length",
-                parameter=parameter,
-            )
+    found = [*_values(schema, "pattern"), *_values(schema, "patternProperties")]
+    counted = [(count, pattern) for pattern in found if (count := unfolded(pattern))]
+    if sum(count**2 for count, _ in counted) > MAX_REPEATS**2:
+        (count, pattern), others = max(counted), len(counted) - 1
+        raise VLLMValidationError(
+            f"the pattern {pattern[:64]!r} of the JSON schema repeats {count} times"
+            + (f" and {others} others repeat too" if others else "")
+            + f", at most {MAX_REPEATS} are served, fewer in many patterns; lower the counts, or send a length",
+            parameter=parameter,
+        )
 
 
-def _patterns(node: Any) -> list[str]:
+def compile_cost(parameters: Any) -> int:
+    """What the patterns of a tool's JSON schema take to compile, in the unit whose bound is `MAX_REPEATS` squared.
+
+    A pattern of a string that counts too far for a value is left out of the grammar and costs nothing.
+    """
+    held = [*_values(parameters, "patternProperties"), *filter(_is_held, _values(parameters, "pattern"))]
+    return sum(unfolded(pattern) ** 2 for pattern in held)
+
+
+def _is_held(pattern: str) -> bool:
+    return max(_counts(pattern), default=0) <= MAX_REPEAT_COUNT
+
+
+def _values(node: Any, keyword: str) -> list[str]:
+    """The texts under `keyword`, or the keys of objects under it, at any depth."""
     found, pending = [], [node]
     while pending:
         node = pending.pop()
-        if isinstance(node, list):
+        if isinstance(node, (list, tuple)):
             pending += node
         elif isinstance(node, Mapping):
             pending += node.values()
-            if isinstance(node.get("pattern"), str):
-                found.append(node["pattern"])
-            if isinstance(node.get("patternProperties"), Mapping):
-                found += node["patternProperties"]
+            value = node.get(keyword)
+            found += [value] if isinstance(value, str) else value if isinstance(value, Mapping) else ()
     return found
+
+
+def _counts(pattern: str) -> list[int]:
+    return [int(high or low) for low, high in _COUNT.findall(pattern[: 16 << 10])]
 
 
 def unfolded(pattern: str) -> int:
     """Characters of `pattern` that its counted repeats unfold to, 0 if it counts none."""
-    counts = [int(high or low) for low, high in _COUNT.findall(pattern[: 16 << 10])]
-    if not counts:
+    if not (counts := _counts(pattern)):
         return 0
     try:
         return _size(patterns.nodes(pattern), 0)

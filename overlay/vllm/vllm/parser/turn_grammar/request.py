@@ -14,6 +14,7 @@ from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.limits import check_budget, check_tools
 from vllm.parser.turn_grammar.prompt_state import PromptState, prompt_state, written_after_anchor
+from vllm.parser.turn_grammar.repeats import check_repeats
 from vllm.parser.turn_grammar.structured import answer_body, constraint_of, constraint_parameter, strictly
 from vllm.parser.turn_grammar.thinking import Thinking
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
@@ -231,6 +232,7 @@ def _obstacle(turn: TurnFormat, tools: list[Tool], serving: Serving, state: Prom
 def _check_spelling(turn: TurnFormat, tools: list[Tool]) -> None:
     if turn.call is None:
         return
+    check_repeats([tool.parameters for tool in tools if tool.strict], "tools")
     for tool in tools:
         if not turn.call.spells(tool.name):
             raise VLLMValidationError(
