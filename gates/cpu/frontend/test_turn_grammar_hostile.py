@@ -372,8 +372,9 @@ def test_a_schema_as_text_is_read_with_care(text):
 def test_muse_names():
     with pytest.raises(VLLMValidationError, match="cannot be encoded"):
         constrain({}, [tool(None, "näme")], MUSE)
-    with pytest.raises(VLLMValidationError, match="cannot be encoded"):
-        constrain({}, [tool({"type": "object", "properties": {"a b": {"type": "string"}}}, strict=True)], MUSE)
+    for name in ('a"b', "a<b", ""):
+        with pytest.raises(VLLMValidationError, match="cannot be encoded"):
+            constrain({}, [tool({"type": "object", "properties": {name: {"type": "string"}}}, strict=True)], MUSE)
 
 
 def test_unpaired_surrogates():

@@ -159,6 +159,24 @@ def test_a_tool_named_like_a_recipient_is_called_by_its_doubled_name(name):
     assert [(made.name, made.arguments) for made in piece.calls] == [(name, "{}")]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("key", ["First Name", "a>b", "filter[name]", "a\nb", "日本 語", " ", "a&b", "a/b", "'", "x=1"])
+def test_the_grammar_and_the_parser_take_the_same_parameter_names(key, strict):
+    """What no grammar wrote was read: the model had to write another name."""
+    declared = {"type": "object", "properties": {key: {"type": "integer"}}, "required": [key]}
+    text = THINK + call("f.f", f'<atem:parameter name="{key}">7</atem:parameter>\n') + "<|eot|>"
+    entry = {"name": "f", "parameters": declared, "strict": strict}
+    held = matcher({"tool_choice": "required"}, [{"type": "function", "function": entry}])
+    assert held.read(text)[1]
+    assert not held.read(text.replace(">7<", ">x<"))[0]
+    free = {"name": "f", "parameters": {"type": "object", "additionalProperties": True}}
+    assert matcher({"tool_choice": "required"}, [{"type": "function", "function": free}]).read(text)[1]
+    for size in (len(text), 3):
+        turn = MuseTurn("", {"f": declared["properties"]}, TurnMode(fragments=size == 3))
+        pieces = [turn.feed(text[at : at + size]) for at in range(0, len(text), size)] + [turn.finish()]
+        assert json.loads("".join(made.arguments for piece in pieces for made in piece.calls)) == {key: 7}
+
+
 @pytest.mark.parametrize("end", ["<|end_of_text|>", "<|eot|>"])
 @pytest.mark.parametrize("size", [1, 5, 200])
 def test_the_end_of_text_is_no_content(end, size):

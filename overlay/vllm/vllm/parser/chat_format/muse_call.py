@@ -26,7 +26,10 @@ def _regex(source: str) -> Delimiter:
 
 # Attributes may hold `>` only inside quotes, and `<` nowhere: a tag with a quote out of step is then none at once,
 # whatever follows. A word boundary would not do after the tag name: a partial text decides it too early.
-_ATTRIBUTES = r'(?P<attributes>(?:[^"<>]|"[^"<]*")*)'
+_QUOTED = r'[^"<]'
+_ATTRIBUTES = rf'(?P<attributes>(?:[^"<>]|"{_QUOTED}*")*)'
+# A parameter's name that a tag can hold.
+PARAMETER_NAME = f"{_QUOTED}+"
 INVOKE = _regex(rf"<atem:invoke(?=[\s>]){_ATTRIBUTES}>")
 PARAMETER = _regex(rf"<atem:parameter(?=[\s>]){_ATTRIBUTES}>")
 _NAME = regex.compile(r'\sname="([^"]+)"')

@@ -65,8 +65,8 @@ def bounded_text(turn: TurnFormat, rules: TurnRules) -> str:
         text = json.dumps(turn_tag(turn, replace(rules, free=free)))
     if free:
         logger.warning(
-            "The schemas of %d of %d tools are not enforced: a grammar of at most %d bytes, whose patterns repeat at most "
-            "%d times, is built.",
+            "The schemas of %d of %d tools are not enforced: a grammar of at most %d bytes is built, whose patterns "
+            "repeat at most %d times.",
             len(free),
             len(rules.tools),
             STRICT_TAG_BYTES,

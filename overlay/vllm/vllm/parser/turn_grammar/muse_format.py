@@ -7,7 +7,7 @@ it that a server could read, so the literals stand here.
 
 from __future__ import annotations
 
-from vllm.parser.chat_format.muse_call import VALUE_BREAKS, VALUE_ENDS
+from vllm.parser.chat_format.muse_call import PARAMETER_NAME, VALUE_BREAKS, VALUE_ENDS
 from vllm.parser.turn_grammar.wire_format import CallSyntax, ParameterSyntax, TurnFormat
 
 START, MESSAGE, END_MESSAGE, END_TURN = "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"
@@ -17,7 +17,7 @@ NEXT_MESSAGE = END_MESSAGE + ANCHOR
 
 _PARAMETER = ParameterSyntax(
     begin='<atem:parameter name="',
-    key=r'[^"<>\s]+',
+    key=PARAMETER_NAME,
     middle='">',
     ends=(f"{VALUE_ENDS[0]}\n",),
     between="",
