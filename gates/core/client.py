@@ -322,9 +322,9 @@ class Client:
         out.times_s.append(now)
         return True
 
-    def map(self, call: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`call` over items with bounded concurrency, results in order; the first error ends the rest."""
-        with ThreadPoolExecutor(max_workers=self.concurrency) as pool:
+    def map(self, call: Callable[[T], R], items: Iterable[T], *, at_once: int | None = None) -> list[R]:
+        """`call` over items, at most `at_once` (or `concurrency`) together, in order; the first error ends the rest."""
+        with ThreadPoolExecutor(max_workers=at_once or self.concurrency) as pool:
             futures = [pool.submit(call, item) for item in items]
             try:
                 return [future.result() for future in futures]

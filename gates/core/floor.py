@@ -36,7 +36,7 @@ def measure(ctx: Context, texts: Sequence[Sequence[int]], *, top: int = 20) -> F
     """Score every text alone, then all at once with neighbours, and compare."""
     alone = [scoring.score(ctx.client, text, top=top, cached=False) for text in texts]
     crowd = [list(text) for text in texts] * max(2, ctx.profile.concurrency // max(1, len(texts)))
-    busy = ctx.client.map(lambda text: scoring.score(ctx.client, text, top=top), crowd)[: len(texts)]
+    busy = ctx.ask(lambda text: scoring.score(ctx.client, text, top=top), crowd, len)[: len(texts)]
     gaps, ratios, kls, same = [], [], [], []
     for a, b in zip(alone, busy, strict=True):
         differences = [y - x for x, y in zip(a.logprobs, b.logprobs, strict=True)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from gates.core import load
 from gates.core.client import Client
 from gates.core.errors import GateError, Skip
 from gates.core.profile import Profile
@@ -17,6 +19,9 @@ from gates.core.result import GateResult, Measurement, Verdict
 from gates.core.server_facts import ServerFacts
 from gates.core.thresholds import Threshold
 from gates.core.wording import WORDINGS, Wording
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -78,6 +83,25 @@ class Context:
             self.left_out.add(f"its context of {limit} tokens is too short for the rungs {missing}")
         return fitting
 
+    def at_once(self, tokens: int) -> int:
+        """How many prompts of `tokens` may be under way at once."""
+        return load.at_once(tokens, self.profile.concurrency, self.profile.tokens_at_once)
+
+    def ask(self, call: Callable[[T], R], items: Iterable[T], tokens: Callable[[T], int]) -> list[R]:
+        """`call` over items in order, as many at once as their prompts' lengths (`tokens`) allow; as `Client.map`."""
+        return [r for width, group in self._groups(items, tokens) for r in self.client.map(call, group, at_once=width)]
+
+    def asked(self, lengths: Iterable[int], answer: int) -> list[load.Asked]:
+        """What `ask` sends for prompts of these lengths, in tokens, with answers of at most `answer`."""
+        groups = self._groups(lengths, lambda tokens: tokens)
+        return [load.Asked(tokens, answer, at_once=width) for width, group in groups for tokens in group]
+
+    def _groups(self, items: Iterable[T], tokens: Callable[[T], int]) -> Iterator[tuple[int, list[T]]]:
+        """Neighbours of like length, and how many of them are under way at once."""
+        for width, group in groupby(items, lambda item: self.at_once(tokens(item))):
+            listed = list(group)
+            yield min(width, len(listed)), listed
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -89,6 +113,7 @@ class Gate:
         summary: one line for `--list`.
         run: the work; returns a result, raises Skip, or raises GateError (the gate broke or the server is no server).
         faults: names of the known faults (gates/controls) this gate must turn red on.
+        asks: the prompts of the profile's lengths that it sends, for an estimate; raises Skip where it sends none.
     """
 
     name: str
@@ -96,6 +121,7 @@ class Gate:
     summary: str
     run: Callable[[Context], GateResult]
     faults: tuple[str, ...] = ()
+    asks: Callable[[Context], Sequence[load.Asked]] | None = None
 
 
 CATEGORIES = ("quality", "isolation", "api", "robustness", "operation")

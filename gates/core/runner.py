@@ -18,6 +18,7 @@ from gates.core.exits import EXIT_ERROR, EXIT_FAIL, EXIT_PASS
 from gates.core.gate import Context, Gate
 from gates.core.result import GateResult, Verdict, plain
 
+PAGES = " at the port pages' pace"
 _COUNTED = re.compile(r"(\d+)/(\d+)")
 
 
@@ -80,10 +81,23 @@ def select(gates: Mapping[str, Gate], only: Sequence[str]) -> list[Gate]:
 
 
 def _about(seconds: float, text: str) -> str:
-    """`text` around a time that is worth telling: none below a second, minutes from two of them on."""
+    """`text` around a time that is worth telling: none below a second, minutes and hours from two of them on."""
     if seconds < 1:
         return ""
+    if seconds >= 2 * 3600:
+        return text.format(f"{seconds / 3600:.1f} h")
     return text.format(f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min")
+
+
+def at_most_s(gate: Gate, ctx: Context) -> float:
+    """Seconds of a gate's prompts at the port pages' rates (gates/core/load.py); 0 where its profile bounds none."""
+    if gate.asks is None or ctx.profile.tokens_at_once is None:
+        return 0.0
+    try:
+        # what it notes while it is asked for its sizes is no part of its result
+        return sum(asked.seconds for asked in gate.asks(dataclasses.replace(ctx, seeds=set(), left_out=set())))
+    except Skip:
+        return 0.0
 
 
 def _progress(head: str, say: Callable[[str], None]) -> Callable[[str], None]:
@@ -111,7 +125,8 @@ def run_all(
 ) -> int:
     """Run what the ledger's run does not hold yet.
 
-    An estimate is what the gate took in an earlier run of the same profile, and then what its own progress foretells.
+    An estimate is what the gate took in an earlier run of the same profile, or else what its prompts take at the port
+    pages' rates, and then what its own progress foretells.
 
     Returns:
         exit code: 1 if any gate FAILed, which is a verdict whatever else broke, else 3 if any ended in ERROR, else 0.
@@ -123,12 +138,16 @@ def run_all(
         for name, result in earlier.results.items()
         if result.verdict in (Verdict.PASS, Verdict.FAIL)
     }
+    foretold = {gate.name: at_most_s(gate, ctx) for gate in gates if gate.name not in run.results}
+    if whole := sum(took.get(name, seconds) for name, seconds in foretold.items() if seconds):
+        say(_about(whole, "long prompts: at most about {} in all, as last time or" + PAGES))
     for number, gate in enumerate(gates, 1):
         head = f"[{number}/{len(gates)}] {gate.name}"
         if gate.name in run.results:
             say(f"{head}: {run.results[gate.name].verdict.value} (already in the ledger)")
             continue
-        say(f"{head} ..." + _about(took.get(gate.name, 0.0), " about {}, as last time"))
+        before = _about(took.get(gate.name, 0.0), " about {}, as last time")
+        say(f"{head} ..." + (before or _about(foretold[gate.name], " at most about {}" + PAGES)))
         result = run_one(gate, dataclasses.replace(ctx, progress=_progress(head, say)))
         writer.add(run, result)
         say(

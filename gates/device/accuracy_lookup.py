@@ -14,6 +14,7 @@ from typing import Any
 
 from gates.core import harness, prompts
 from gates.core.gate import Context, Gate, judge
+from gates.core.load import Asked
 from gates.core.result import GateResult
 from gates.device import ruler
 
@@ -22,9 +23,19 @@ NAME, TASK = "accuracy-lookup", "frontier_lookup"
 ENDS = (";", ".")
 
 
+def _rung(ctx: Context) -> int:
+    return ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64)[0]
+
+
+def asks(ctx: Context) -> list[Asked]:
+    """What the harness sends, where there is one."""
+    harness.interpreter()
+    return [Asked(_rung(ctx), ctx.profile.answer_tokens, 4 * ctx.profile.samples, ctx.profile.concurrency)]
+
+
 def documents(ctx: Context) -> list[dict[str, str]]:
     """{"prompt", "value"} of each item: eight facts of one form among filler, and the question for one."""
-    rung = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64)[0]
+    rung = _rung(ctx)
 
     def one(seed: int) -> dict[str, str]:
         facts, question, value, _ = ruler.multi_key(ctx, random.Random(seed))
@@ -84,4 +95,5 @@ GATE = Gate(
     "facts looked up through lm-evaluation-harness, where it is installed; needs no hub",
     _run,
     ("blind-context",),
+    asks,
 )

@@ -11,14 +11,18 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from collections import Counter
 from functools import partial
 
 from gates.core import prompts, scoring, server_facts
 from gates.core.client import ServerTrouble
 from gates.core.gate import Context, Gate, judge
+from gates.core.load import Asked
 from gates.core.result import GateResult, Measurement
 
 TOP = 5  # candidates listed at a parting token
+LONGEST, REST = 2, 32768  # prompts of the longest length; tokens that the others have at most
+NEIGHBOURS, NEIGHBOURS_ANSWER = 4, 64
 NOTICED_S, NOTICED_TRIES = 0.2, 50  # until a server has noticed that its clients hung up
 
 
@@ -36,12 +40,12 @@ def _abort_neighbours(ctx: Context, prompt: list[int], salt: str) -> None:
         body = {
             "model": ctx.client.model,
             "prompt": [*prompt[: len(prompt) // 2], *prompt[: index + 1]],
-            "max_tokens": 64,
+            "max_tokens": NEIGHBOURS_ANSWER,
             "cache_salt": salt,
         }
         ctx.client.stream("/v1/completions", {**body, "temperature": 1, "seed": index}, stop_after=2)
 
-    ctx.client.map(one, range(4))
+    ctx.ask(one, range(NEIGHBOURS), lambda index: len(prompt) // 2 + index + 1)
     for _ in range(NOTICED_TRIES):
         time.sleep(NOTICED_S)
         if not (server_facts.metrics(ctx.client) or {}).get(server_facts.RUNNING):
@@ -85,12 +89,29 @@ def _common_end(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a[::-1], b[::-1], strict=False)) if x != y), min(len(a), len(b)))
 
 
+def _rungs(ctx: Context) -> list[int]:
+    """The length of each prompt, the longest first: each is read a dozen times where nothing is cached."""
+    fitting = ctx.lengths(ctx.profile.rungs, reserve=2 * ctx.profile.greedy_tokens)
+    rest = max((rung for rung in fitting if rung <= REST), default=fitting[0])
+    return [fitting[-1]] * LONGEST + [rest] * (max(LONGEST, ctx.profile.samples // 4) - LONGEST)
+
+
+def asks(ctx: Context) -> list[Asked]:
+    """What is sent, and read in full where nothing is cached."""
+    made = ctx.profile.greedy_tokens
+    out = []
+    for rung in _rungs(ctx):
+        out += [Asked(rung, made, 6), Asked(rung, 1, 4)]
+        out += ctx.asked([rung // 2 + 1 + index for index in range(NEIGHBOURS)], NEIGHBOURS_ANSWER)
+    return out
+
+
 def _run(ctx: Context) -> GateResult:
-    rung = ctx.lengths(ctx.profile.rungs, reserve=2 * ctx.profile.greedy_tokens)[-1]
+    rungs = _rungs(ctx)
     rng = random.Random(ctx.seed())
     worst: dict[str, float] = {"warm": 0.0, "after aborts": 0.0, "prompt logprobs": 0.0}
     floors: list[float] = []
-    for number in range(max(2, ctx.profile.samples // 4)):
+    for number, rung in enumerate(rungs):
         prompt = ctx.client.tokenize(" ".join(ctx.wording.filler(rng) for _ in range(rung)))[:rung]
         n = ctx.profile.greedy_tokens
         salt, other_salt = (uuid.uuid4().hex for _ in range(2))
@@ -113,7 +134,12 @@ def _run(ctx: Context) -> GateResult:
         "cache-honesty",
         Measurement(value, "nats", samples=len(floors)),
         own_floor=max(floors),
-        details={"worst": worst, "floor_runs": floors, "prompt_tokens": rung},
+        details={
+            "worst": worst,
+            "floor_runs": floors,
+            "prompt_tokens": max(rungs),
+            "prompts": dict(Counter(map(str, rungs))),
+        },
     )
 
 
@@ -149,4 +175,5 @@ GATE = Gate(
     "cold, warm and interrupted prefix cache give the same log probabilities",
     _run,
     ("stale-prefix", "spoiled-by-abort"),
+    asks,
 )

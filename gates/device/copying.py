@@ -8,6 +8,7 @@ import random
 from gates.core import prompts, stats
 from gates.core.client import ServerTrouble
 from gates.core.gate import Context, Gate, judge
+from gates.core.load import Asked
 from gates.core.result import GateResult, Measurement
 
 LENGTH = 64
@@ -42,10 +43,19 @@ def _case(ctx: Context, rung: int, seed: int) -> tuple[int, int]:
     return matched(wanted[:want], got[:want]), want
 
 
+def _rungs(ctx: Context) -> list[int]:
+    return ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 4 * LENGTH)
+
+
+def asks(ctx: Context) -> list[Asked]:
+    """What is sent: one text a length."""
+    return ctx.asked(_rungs(ctx), ctx.profile.answer_tokens)
+
+
 def _run(ctx: Context) -> GateResult:
-    rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 4 * LENGTH)
+    rungs = _rungs(ctx)
     ctx.progress(f"{len(rungs)} rungs")
-    outcomes = ctx.client.map(lambda r: _case(ctx, r, ctx.seed(r)), rungs)
+    outcomes = ctx.ask(lambda r: _case(ctx, r, ctx.seed(r)), rungs, lambda r: r)
     share = sum(hit for hit, _ in outcomes) / max(1, sum(want for _, want in outcomes))
     # one early miss loses the rest of its text, so that cases are the trials, not tokens
     low, high = stats.wilson(sum(hit / want for hit, want in outcomes), len(outcomes))
@@ -54,5 +64,10 @@ def _run(ctx: Context) -> GateResult:
 
 
 GATE = Gate(
-    "copy", "quality", "64 tokens repeated exactly, by context length", _run, ("blind-context", "duplicated-token")
+    "copy",
+    "quality",
+    "64 tokens repeated exactly, by context length",
+    _run,
+    ("blind-context", "duplicated-token"),
+    asks,
 )

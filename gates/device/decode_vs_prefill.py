@@ -8,10 +8,12 @@ position fault. This gate catches duplicated tokens and windows that are off by 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from gates.core import floor as floors
 from gates.core import prompts, scoring, stats
 from gates.core.gate import Context, Gate, judge
+from gates.core.load import Asked
 from gates.core.result import GateResult, Measurement
 
 
@@ -24,14 +26,33 @@ def gaps(ctx: Context, rung: int, seed: int) -> list[float]:
     return [abs(a - b) for a, b in zip(made.logprobs, tail, strict=True)]
 
 
+def _rungs(ctx: Context) -> list[int]:
+    return ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.greedy_tokens + 1)
+
+
+def _each(ctx: Context, rungs: list[int]) -> int:
+    """Continuations of each length."""
+    return max(1, ctx.profile.samples // len(rungs))
+
+
+def asks(ctx: Context) -> list[Asked]:
+    """What is sent: each prompt to go on from, and to be read back with what was made."""
+    rungs, made = _rungs(ctx), ctx.profile.greedy_tokens
+    out = []
+    for rung in rungs:
+        alike = ctx.asked([rung] * _each(ctx, rungs), made)
+        out += [*alike, *(replace(each, tokens=rung + made, answer=1) for each in alike)]
+    return out
+
+
 def _run(ctx: Context) -> GateResult:
-    rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.greedy_tokens + 1)
+    rungs = _rungs(ctx)
     by_rung: dict[str, dict[str, float]] = {}
     rows_of: dict[str, list[list[float]]] = {}
-    seeds = tuple(ctx.seed(i) for i in range(max(1, ctx.profile.samples // len(rungs))))
+    seeds = tuple(ctx.seed(i) for i in range(_each(ctx, rungs)))
     for rung in rungs:
         ctx.progress(f"{rung} tokens")
-        rows = ctx.client.map(lambda s, r=rung: gaps(ctx, r, s), seeds)
+        rows = ctx.ask(lambda s, r=rung: gaps(ctx, r, s), seeds, lambda s, r=rung: r)
         rows_of[str(rung)] = rows
         values = [gap for row in rows for gap in row]
         by_rung[str(rung)] = {
@@ -63,4 +84,5 @@ GATE = Gate(
     "mean absolute log-prob difference between decoding a token and reading it back, worst rung",
     _run,
     ("shifted-logits", "duplicated-token", "window-off-by-one", "neighbour-logprobs"),
+    asks,
 )

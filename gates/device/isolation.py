@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
-from gates.core import prompts, server_facts, stats
+from gates.core import load, prompts, server_facts, stats
 from gates.core.client import ServerTrouble
 from gates.core.errors import Skip
 from gates.core.gate import Context, Gate
@@ -21,6 +20,7 @@ from gates.core.result import GateResult, Measurement, Verdict
 
 PREEMPTIONS = "vllm:num_preemptions_total"
 GROWTH = 192  # tokens an answer has at least: more than one KV block of 128
+CROWD = 4  # times the profile's concurrency are under way, as far as `crowd_tokens` allows
 REPEATED = 0.25  # share of answers that must hold their own code
 
 
@@ -44,6 +44,34 @@ def foreign(answer: str, own: int, everyone: list[str]) -> list[str]:
     return [piece for piece, who in pieces.items() if who != own and piece in answer]
 
 
+def _least(ctx: Context) -> int:
+    """Tokens an answer has at least."""
+    return max(ctx.profile.greedy_tokens, GROWTH)
+
+
+def _room(ctx: Context) -> int:
+    return max(_least(ctx), ctx.profile.answer_tokens) if ctx.wording.chat else _least(ctx)
+
+
+def _rung(ctx: Context) -> int:
+    """Lengths are a quarter, a half and three quarters of it."""
+    longest = ctx.profile.isolation_rung or max(ctx.profile.rungs)
+    wanted = tuple(rung for rung in ctx.profile.rungs if rung <= longest)
+    return ctx.lengths(wanted, reserve=2 * _least(ctx) + 64)[-1]
+
+
+def _width(ctx: Context, rung: int) -> int:
+    """Answers under way at once: more than the cache holds, so that the usual bound does not count."""
+    return load.at_once(rung // 2, CROWD * ctx.profile.concurrency, ctx.profile.crowd_tokens)
+
+
+def asks(ctx: Context) -> list[load.Asked]:
+    """What is sent; that each is preempted once, and read again, is more than the Beam page saw (60 of 84)."""
+    rung, count = _rung(ctx), ctx.profile.isolation_outputs
+    lengths = [rung * (1 + index % 3) // 4 for index in range(count)]
+    return [load.Asked(tokens, _room(ctx), at_once=_width(ctx, rung), reads=2) for tokens in lengths]
+
+
 def _prompt(ctx: Context, code: str, tokens: int, seed: int, per_filler: float) -> str:
     rng = random.Random(seed)
     between = " ".join(ctx.wording.filler(rng) for _ in range(round(tokens / per_filler)))
@@ -53,13 +81,13 @@ def _prompt(ctx: Context, code: str, tokens: int, seed: int, per_filler: float) 
 
 def _answer(ctx: Context, prompt: str) -> str:
     """The answer's whole text, reasoning included. Only rows that outgrow their blocks while they decode make a full
-    server preempt, so every answer is at least `GROWTH` tokens long."""
-    room = max(ctx.profile.greedy_tokens, GROWTH)
+    server preempt, so every answer is at least `_least` tokens long."""
+    room = _least(ctx)
     if not ctx.wording.chat:
         answer = ctx.client.complete(prompt, max_tokens=room, temperature=0, ignore_eos=True)
         return str(answer["choices"][0].get("text") or "")
-    room = max(room, ctx.profile.answer_tokens)
-    message = ctx.client.chat(prompt, max_tokens=room, min_tokens=GROWTH, temperature=0)["choices"][0].get(
+    room = _room(ctx)
+    message = ctx.client.chat(prompt, max_tokens=room, min_tokens=_least(ctx), temperature=0)["choices"][0].get(
         "message", {}
     )
     return " ".join(str(message.get(part) or "") for part in ("reasoning", "reasoning_content", "content"))
@@ -69,9 +97,8 @@ def _run(ctx: Context) -> GateResult:
     count = ctx.profile.isolation_outputs
     everyone = codes(count, ctx.seed())
     before = (server_facts.metrics(ctx.client) or {}).get(PREEMPTIONS)
-    rung = ctx.lengths(ctx.profile.rungs, reserve=2 * max(ctx.profile.greedy_tokens, GROWTH) + 64)[-1]
+    rung = _rung(ctx)
     per_filler = prompts.tokens_per_filler(ctx.client, ctx.wording, random.Random(ctx.seed()))
-    width = ctx.profile.concurrency * 4
     done = 0
     lock = threading.Lock()
 
@@ -86,8 +113,7 @@ def _run(ctx: Context) -> GateResult:
                 ctx.progress(f"{done}/{count} answers")
         return foreign(answer, index, everyone), everyone[index] in answer
 
-    with ThreadPoolExecutor(max_workers=width) as pool:
-        found = list(pool.map(one, range(count)))
+    found = ctx.client.map(one, range(count), at_once=_width(ctx, rung))
     after = (server_facts.metrics(ctx.client) or {}).get(PREEMPTIONS)
     leaks = {str(i): pieces for i, (pieces, _) in enumerate(found) if pieces}
     own = sum(repeated for _, repeated in found)
@@ -106,7 +132,10 @@ def _run(ctx: Context) -> GateResult:
     if own < REPEATED * count:
         raise Skip(f"only {own} of {count} answers hold their own code: a leak could not have been seen")
     if preempted == 0:
-        raise Skip("the server never preempted: give it a smaller cache, or this gate longer prompts")
+        held = f"{_width(ctx, rung)} prompts of {rung // 2} tokens on average"
+        raise Skip(
+            f"the server never preempted with {held} at once: give it a smaller cache, or more sequences at once"
+        )
     return GateResult("isolation", Verdict.PASS, "", measurement, 0.0, "max", "zero tolerance", details=details)
 
 
@@ -116,4 +145,5 @@ GATE = Gate(
     "no answer holds another request's content while requests are preempted",
     _run,
     ("leaked-canary", "swapped-answers"),
+    asks,
 )

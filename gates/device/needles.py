@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gates.core import prompts, stats
 from gates.core.gate import Context, Gate, judge
+from gates.core.load import Asked
 from gates.core.result import GateResult, Measurement, Verdict
 from gates.device import _reading
 
@@ -32,12 +33,28 @@ def _case(ctx: Context, rung: int, depth: float, seed: int, *, planted: bool) ->
     return _reading.names(ctx.wording, answer, value, [decoy])
 
 
-def _run(ctx: Context) -> GateResult:
+def _cases(ctx: Context) -> list[tuple[int, float, int]]:
+    """(length, depth, seed) of each."""
     rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64)
-    cases = [(r, d, ctx.seed(100 * i + j)) for i, r in enumerate(rungs) for j, d in enumerate(ctx.profile.depths)]
-    ctx.progress(f"{len(cases)} needles up to {rungs[-1]} tokens")
-    found = ctx.client.map(lambda c: _case(ctx, *c, planted=True), cases)
-    blind = ctx.client.map(lambda c: _case(ctx, *c, planted=False), cases[:: max(1, len(cases) // 3)][:3])
+    return [(r, d, ctx.seed(100 * i + j)) for i, r in enumerate(rungs) for j, d in enumerate(ctx.profile.depths)]
+
+
+def _without(cases: list[tuple[int, float, int]]) -> list[tuple[int, float, int]]:
+    """Those that are also asked with no needle planted."""
+    return cases[:: max(1, len(cases) // 3)][:3]
+
+
+def asks(ctx: Context) -> list[Asked]:
+    """What is sent: each case, and some of them again."""
+    cases = _cases(ctx)
+    return [a for some in (cases, _without(cases)) for a in ctx.asked([c[0] for c in some], ctx.profile.answer_tokens)]
+
+
+def _run(ctx: Context) -> GateResult:
+    cases = _cases(ctx)
+    ctx.progress(f"{len(cases)} needles up to {cases[-1][0]} tokens")
+    found = ctx.ask(lambda c: _case(ctx, *c, planted=True), cases, lambda c: c[0])
+    blind = ctx.ask(lambda c: _case(ctx, *c, planted=False), _without(cases), lambda c: c[0])
     table: dict[str, dict[str, bool]] = {}
     for (rung, depth, _), hit in zip(cases, found, strict=True):
         table.setdefault(str(rung), {})[f"{depth:g}"] = hit
@@ -69,4 +86,5 @@ GATE = Gate(
     "facts found by context length and depth, none where none was planted",
     _run,
     ("blind-context",),
+    asks,
 )

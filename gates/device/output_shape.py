@@ -14,6 +14,7 @@ from gates.core import prompts, stats
 from gates.core.client import completion_tokens
 from gates.core.errors import Failed
 from gates.core.gate import Context, Gate, beyond_chance, judge
+from gates.core.load import Asked
 from gates.core.result import GateResult, Measurement
 from gates.core.suite import reasoning_of
 
@@ -78,8 +79,16 @@ def repeated_share(tokens: list[int], size: int = 8) -> float:
     return 1 - len(Counter(windows)) / len(windows)
 
 
+def _rungs(ctx: Context) -> list[int]:
+    return ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.greedy_tokens + 8)
+
+
+def _asks_repetition(ctx: Context) -> list[Asked]:
+    return [Asked(rung, ctx.profile.greedy_tokens) for rung in _rungs(ctx)]
+
+
 def _repetition(ctx: Context) -> GateResult:
-    rungs = ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.greedy_tokens + 8)
+    rungs = _rungs(ctx)
     table: dict[str, float] = {}
     for rung in rungs:
         rng = random.Random(ctx.seed(rung))
@@ -106,6 +115,11 @@ GATES = (
         ("endless-thinking",),
     ),
     Gate(
-        "repetition", "robustness", "share of repeated 8-token windows by context length", _repetition, ("repeating",)
+        "repetition",
+        "robustness",
+        "share of repeated 8-token windows by context length",
+        _repetition,
+        ("repeating",),
+        _asks_repetition,
     ),
 )

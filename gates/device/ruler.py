@@ -16,6 +16,7 @@ from collections.abc import Callable
 from gates.core import prompts, stats
 from gates.core.errors import Skip
 from gates.core.gate import Context, Gate, judge
+from gates.core.load import Asked
 from gates.core.result import GateResult, Measurement, Verdict
 from gates.core.wording import TOY
 from gates.device import _reading
@@ -66,14 +67,24 @@ def _case(ctx: Context, task: str, rung: int, seed: int) -> bool:
     return _reading.names(ctx.wording, answer, value, others)
 
 
+def _cases(ctx: Context) -> list[tuple[int, int]]:
+    """(length, seed) of each."""
+    rungs = [r for r in ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64) if r >= 96]
+    return [(rung, ctx.seed(17 * i)) for rung in rungs for i in range(max(2, ctx.profile.samples // len(rungs)))]
+
+
+def asks(ctx: Context) -> list[Asked]:
+    """What one task sends."""
+    return ctx.asked([rung for rung, _ in _cases(ctx)], ctx.profile.answer_tokens)
+
+
 def _run_task(task: str) -> Callable[[Context], GateResult]:
     def run(ctx: Context) -> GateResult:
         if task == "aggregation" and not ctx.wording.can("count"):
             raise Skip(f"models of the {ctx.wording.name} wording cannot count")
-        rungs = [r for r in ctx.lengths(ctx.profile.rungs, reserve=ctx.profile.answer_tokens + 64) if r >= 96]
-        cases = [(rung, ctx.seed(17 * i)) for rung in rungs for i in range(max(2, ctx.profile.samples // len(rungs)))]
-        ctx.progress(f"{len(cases)} cases up to {rungs[-1]} tokens")
-        hits = ctx.client.map(lambda c: _case(ctx, task, *c), cases)
+        cases = _cases(ctx)
+        ctx.progress(f"{len(cases)} cases up to {cases[-1][0]} tokens")
+        hits = ctx.ask(lambda c: _case(ctx, task, *c), cases, lambda c: c[0])
         by_rung: dict[str, list[bool]] = {}
         for (rung, _), hit in zip(cases, hits, strict=True):
             by_rung.setdefault(str(rung), []).append(hit)
@@ -91,6 +102,6 @@ def _run_task(task: str) -> Callable[[Context], GateResult]:
 
 
 GATES = tuple(
-    Gate(f"ruler-{task}", "quality", f"long-context {task} by length", _run_task(task), ("blind-context",))
+    Gate(f"ruler-{task}", "quality", f"long-context {task} by length", _run_task(task), ("blind-context",), asks)
     for task in TASKS
 )
