@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vllm.entrypoints.openai.earlier_parts import whole
 from vllm.exceptions import VLLMValidationError
 
 _NAMES = ("reasoning", "reasoning_content")
 
 
 def reasoning_items(cls: Any, data: Any, handler: Callable[[Any], Any]) -> Any:
-    """Wrap validator of a Responses request: reasoning on an input item is an item before it.
+    """Wrap validator of a Responses request: reasoning on an input item is an item before it, and the text of an item
+    is one part.
 
     Raises:
-        VLLMValidationError: the reasoning is no text.
+        VLLMValidationError: the reasoning is no text, or a part of a message nothing known.
     """
     items = data.get("input") if isinstance(data, Mapping) else None
     if not isinstance(items, list):
@@ -32,7 +34,7 @@ def reasoning_items(cls: Any, data: Any, handler: Callable[[Any], Any]) -> Any:
             if text is not None and not (isinstance(before, Mapping) and before.get("type") == "reasoning"):
                 content = [{"type": "reasoning_text", "text": text}]
                 result.append({"type": "reasoning", "summary": [], "content": content})
-        result.append(item)
+        result.append(whole(item, f"input[{index}]"))
     return handler({**data, "input": result})
 
 
