@@ -162,3 +162,12 @@ def test_tools_are_held_to_the_rest_unless_they_are_strict():
     matcher = ByteMatcher(tag_of(constrain()))
     assert matcher.read(call % "[1, 2]")[1]
     assert not matcher.read(call % '["x"]')[0]
+
+
+@pytest.mark.parametrize("form", [{}, {"response_format": {"type": "text"}}])
+def test_a_form_of_any_text_says_nothing_of_a_schema_beside_it(form):
+    """Many clients send it by default; the schema of `structured_outputs` was held less strictly for it."""
+    given = {"structured_outputs": {"json": {"type": "array", "items": INTEGER, "uniqueItems": True}}, **form}
+    with pytest.raises(VLLMValidationError, match="uniqueItems") as caught:
+        constrain_request(request_of(given, None), TURN, prompt=PROMPT, serving=Serving())
+    assert caught.value.parameter == "structured_outputs"

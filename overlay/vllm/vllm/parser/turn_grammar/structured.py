@@ -100,15 +100,20 @@ def _body(
     raise NotGrammar("json_object is false; send true, or leave it out")
 
 
-def constraint_parameter(request: Any) -> str:
-    """The field of the request, of either API, that holds its structured-output constraint."""
+def _form(request: Any) -> tuple[str, Any]:
+    """The field of the request, of either API, that constrains its answer, and the format given there; none for one of
+    any text."""
     formats = {
         "response_format": getattr(request, "response_format", None),
         "text": getattr(getattr(request, "text", None), "format", None),
     }
-    return next(
-        (name for name, given in formats.items() if given is not None and given.type != "text"), "structured_outputs"
-    )
+    given = ((name, form) for name, form in formats.items() if form is not None and form.type != "text")
+    return next(given, ("structured_outputs", None))
+
+
+def constraint_parameter(request: Any) -> str:
+    """The field of the request, of either API, that holds its structured-output constraint."""
+    return _form(request)[0]
 
 
 def constraint_of(request) -> StructuredOutputsParams | None:
@@ -119,7 +124,7 @@ def constraint_of(request) -> StructuredOutputsParams | None:
 
 def strictly(request: Any) -> bool:
     """Whether an answer outside its schema is worse than none: a response format says so by `strict`, as tools do."""
-    form = getattr(request, "response_format", None) or getattr(getattr(request, "text", None), "format", None)
+    form = _form(request)[1]
     holder = getattr(form, "json_schema", None) or form
     return form is None or bool(getattr(holder, "strict", None))
 
