@@ -169,6 +169,24 @@ def test_muse_strings_that_may_be_null(schema, text, value):
     assert json.loads(conversion.value(text)) == value
 
 
+@pytest.mark.parametrize("other", [None, "null", "integer", "array", "object"])
+@pytest.mark.parametrize("text", ['"exact phrase"', '""', ' "a" ', '"a" "b"', '"', '"\\n"'])
+def test_quotes_are_part_of_a_muse_value_that_may_be_a_string(text, other):
+    """An optional string lost the quotes of a search phrase that a string kept."""
+    declared = [{"type": "string"}, {"type": other}] if other else [{"type": "string"}]
+    types = schema_types({"anyOf": declared})
+    for conversion in (JsonConversion(types), SchemaConversion(types)):
+        assert not conversion.undecided(text), "it can be sent at once"
+        assert json.loads(conversion.value(text)) == text
+
+
+@pytest.mark.parametrize("types", [(), ("integer",), ("object", "null")])
+def test_a_json_string_is_read_where_no_string_is_declared(types):
+    conversion = JsonConversion(types)
+    assert conversion.undecided('"a')
+    assert json.loads(conversion.value('"a"')) == "a"
+
+
 @pytest.mark.parametrize("text", ["1" * 400, "-" + "1" * 400, "9" * 5000, "1e400", "[" + "1" * 400 + "]"])
 @pytest.mark.parametrize("names", ["string integer", "string number", "string array", "integer", "number", ""])
 def test_numbers_beyond_every_float(text, names):

@@ -124,7 +124,7 @@ def _case(word: str, text: str) -> str:
 
 class JsonConversion:
     """Muse's rule: JSON if the text is JSON, else the text. With `types` that admit strings, JSON of an undeclared type
-    is text too."""
+    is text too, and so is a JSON string: a string is written bare, so its quotes are the value's."""
 
     def __init__(self, types: tuple[str, ...] = ()):
         self._types = types if "string" in types else ()
@@ -137,6 +137,8 @@ class JsonConversion:
             if not piece:
                 return True
             first = piece[0]
+            if first == '"' and self._types:
+                return False
             self._kind = "container" if first in '{["' else "number" if first in "-0123456789" else "word"
         if self._kind == "container":
             self._start = self._start or piece[0]
@@ -150,7 +152,7 @@ class JsonConversion:
     def value(self, text: str) -> str:
         try:
             value = json_text.loads(text)
-            if self._types and not any(_is_type(value, name) for name in self._types):
+            if self._types and (isinstance(value, str) or not any(_is_type(value, name) for name in self._types)):
                 value = text
             return json_text.dumps(value)
         except ValueError:
