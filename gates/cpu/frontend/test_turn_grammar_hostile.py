@@ -377,6 +377,17 @@ def test_muse_names():
             constrain({}, [tool({"type": "object", "properties": {name: {"type": "string"}}}, strict=True)], MUSE)
 
 
+@pytest.mark.parametrize("turn", [TURN, MUSE], ids=["beam", "muse"])
+def test_a_parameter_name_that_would_end_the_call_is_not_spelled(turn):
+    """The parser ends the call at the closer, whatever tag it stands in."""
+    for closer in turn.call.closers:
+        schema = {"type": "object", "properties": {f"a{closer}b": {"type": "integer"}}}
+        assert "cannot be encoded" in refused({}, [tool(schema, strict=True)], "tools", turn)
+        assert closer + "b" not in tag_of(constrain({}, [tool(schema)], turn))
+    spelled = {"type": "object", "properties": {"a to b/[c]": {"type": "integer"}}}
+    assert "a to b/[c]" in tag_of(constrain({}, [tool(spelled, strict=True)], turn))
+
+
 def test_unpaired_surrogates():
     refused({}, [tool({"type": "object", "properties": {"a": {"type": "string", "enum": ["\ud800"]}}})], "tools")
     refused({"structured_outputs": {"choice": ["\ud800", "b"]}}, None, "structured_outputs")

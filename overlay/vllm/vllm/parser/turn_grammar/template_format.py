@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm.parser.turn_grammar import patterns
@@ -85,7 +86,7 @@ def _call(field: Mapping[str, Any], template: Mapping[str, Any]) -> CallSyntax:
         name_class=excluded,
         closers=closers,
         separators=closers if field.get("repeats") else (),
-        parameter=_parameter(field["content_args"], where),
+        parameter=replace(_parameter(field["content_args"], where), breaks=closers),
     )
 
 

@@ -38,6 +38,7 @@ class ParameterSyntax:
             follows directly. `next` is `begin` for a format whose closer may be left out.
         strips: the parser strips white space around a value.
         stops: further literals at which the parser ends a value.
+        breaks: literals that end the call wherever they stand, also in a key.
     """
 
     begin: str
@@ -48,9 +49,10 @@ class ParameterSyntax:
     open_ends: tuple[tuple[str, str], ...] = ()
     strips: bool = False
     stops: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
 
     def spells(self, name: str) -> bool:
-        return _is_whole(self.key, name)
+        return _is_whole(self.key, name) and not any(literal in name for literal in self.breaks)
 
 
 @dataclass(frozen=True)
