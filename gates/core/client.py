@@ -270,11 +270,13 @@ class Client:
         stop_after: int | None = None,
         slow_reads: Iterable[float] = (),
     ) -> Stream:
-        """An event stream to its end; `stop_after` chunks the client hangs up (a disconnect test).
+        """An event stream to its end.
 
         Args:
+            stop_after: so many chunks that hold something, after which the client hangs up (a disconnect test).
             slow_reads: seconds to wait after each of the first reads.
         Raises:
+            BadStatus: a chunk tells an error in the place of text, as what fails in mid-stream is told.
             ServerTrouble: a line that is no event, a chunk that is no JSON, or an end without `[DONE]` (half a stream).
         """
         out, now, pauses = Stream(status=0), 0.0, iter(slow_reads)
@@ -290,7 +292,7 @@ class Client:
                 continue
             *lines, buffer = _LINE_END.split(buffer)
             for line in lines:
-                if self._event(line, now, out, where) and stop_after and len(out.chunks) >= stop_after:
+                if self._event(line, now, out, where) and stop_after and len(said(out)) >= stop_after:
                     return out
         if out.status != 200:
             out.error = buffer.decode("utf-8", "replace")
@@ -318,6 +320,10 @@ class Client:
             raise ServerTrouble(f"a chunk is not JSON: {payload[:60]!r}", where=where) from error
         if not isinstance(chunk, dict):
             raise ServerTrouble(f"a chunk is not an object: {payload[:60]!r}", where=where)
+        if error := chunk.get("error"):
+            code = error.get("code") if isinstance(error, dict) else None
+            status = code if type(code) is int and 400 <= code < 600 else 500
+            raise BadStatus(status, json.dumps(error, ensure_ascii=False), f"{where}, in mid-stream")
         out.chunks.append(chunk)
         out.times_s.append(now)
         return True
@@ -417,10 +423,13 @@ def _address(text: str) -> httpx.URL:
     """A server's address.
 
     Raises:
-        GateError: no http address, or one with a query or a fragment.
+        GateError: no http address, one with a query or a fragment, or one that no host or port can have.
     """
     try:
         url = httpx.URL(text.strip())
+        url.raw_host.decode("ascii").encode("idna")  # as connecting would: labels that are empty or too long
+        if not 0 < (url.port or 80) < 1 << 16:
+            raise ValueError(f"there is no port {url.port}")
     except (httpx.InvalidURL, ValueError) as error:
         raise GateError(
             f"not an address ({error})", where="--base-url", action="give it as http://HOST:PORT"
@@ -429,6 +438,11 @@ def _address(text: str) -> httpx.URL:
         shown = str(url.copy_with(username=None, password=None)) if url.host else text
         raise GateError(f"{shown!r} is not an address", where="--base-url", action="give it as http://HOST:PORT")
     return url
+
+
+def said(out: Stream) -> list[dict[str, Any]]:
+    """The chunks that hold something: not those without a choice, which tell usage, or what a gateway filtered."""
+    return [chunk for chunk in out.chunks if chunk.get("choices", True)]
 
 
 def _closed(path: str, out: Stream) -> bool:

@@ -121,7 +121,7 @@ def continue_greedily(
     Raises:
         ServerTrouble: ids or log probabilities are missing.
         Skip: as `score`.
-        Failed: a log probability is none, or the candidates are no distribution.
+        Failed: there are more or fewer tokens, a log probability is none, or the candidates are no distribution.
     """
     answer = client.complete(
         list(prompt),
@@ -136,8 +136,10 @@ def continue_greedily(
     client.has("logprobs of completions", "logprobs" in choice, COMPLETIONS)
     block = choice.get("logprobs") or {}
     names, values = block.get("tokens"), block.get("token_logprobs")
-    if not names or not values or len(names) != len(values):
+    if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
         raise ServerTrouble("no logprobs of the continuation", where=COMPLETIONS)
+    if len(names) != max_tokens:
+        raise Failed(f"{len(names)} tokens where {max_tokens} were asked for, the model's own end ignored")
     try:
         ids = tuple(_id(name) for name in names)
         rows = block.get("top_logprobs") if top > 1 else None

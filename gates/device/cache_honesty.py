@@ -15,7 +15,7 @@ from collections import Counter
 from functools import partial
 
 from gates.core import prompts, scoring, server_facts
-from gates.core.client import ServerTrouble
+from gates.core.client import BadStatus, ServerTrouble, said
 from gates.core.gate import Context, Gate, judge
 from gates.core.load import Asked
 from gates.core.result import GateResult, Measurement
@@ -43,7 +43,11 @@ def _abort_neighbours(ctx: Context, prompt: list[int], salt: str) -> None:
             "max_tokens": NEIGHBOURS_ANSWER,
             "cache_salt": salt,
         }
-        ctx.client.stream("/v1/completions", {**body, "temperature": 1, "seed": index}, stop_after=2)
+        seen = ctx.client.stream("/v1/completions", {**body, "temperature": 1, "seed": index}, stop_after=2)
+        if seen.status != 200:
+            raise BadStatus(seen.status, seen.error, scoring.COMPLETIONS)
+        if not said(seen):
+            raise ServerTrouble("a stream without a choice: nothing to hang up on", where=scoring.COMPLETIONS)
 
     ctx.ask(one, range(NEIGHBOURS), lambda index: len(prompt) // 2 + index + 1)
     for _ in range(NOTICED_TRIES):
@@ -154,7 +158,7 @@ def _agreeing(a: scoring.Continuation, b: scoring.Continuation) -> float:
         ServerTrouble: candidates are not listed where two answers part.
     """
     value = 0.0
-    for place, (ta, tb) in enumerate(zip(a.tokens, b.tokens, strict=False)):
+    for place, (ta, tb) in enumerate(zip(a.tokens, b.tokens, strict=True)):
         value = max(value, abs(a.logprobs[place] - b.logprobs[place]))
         if ta != tb:
             if not all(len(seen.top) > place and seen.top[place] for seen in (a, b)):

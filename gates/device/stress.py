@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-from gates.core.client import BadStatus, ServerTrouble, turned_away, with_choices
+from gates.core.client import BadStatus, ServerTrouble, said, turned_away, with_choices
 from gates.core.gate import Context, Gate, checks
 from gates.core.result import GateResult
 
@@ -23,32 +24,57 @@ def _let_in(status: int) -> int:
     return status
 
 
+def _cut_short(answer: dict[str, Any], tokens: int) -> str:
+    """Why an answer, its end ignored, is not whole. A server may know no `ignore_eos`, and tell no usage."""
+    finish, usage = answer["choices"][0].get("finish_reason"), answer.get("usage")
+    made = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    whole = made is None or made == tokens or (finish == "stop" and made in range(1, tokens))
+    return "" if whole else f"{made} tokens where {tokens} were asked for, finish reason {finish!r}"
+
+
+def _lost_text(ctx: Context, prompt: str, tokens: int) -> str:
+    """For an answer without text: whether the prompt alone has one. A model may well write what no text shows."""
+    alone = ctx.client.complete(prompt, max_tokens=tokens, temperature=0, ignore_eos=True)
+    return "no text, alone there is one" if alone["choices"][0]["text"] else ""
+
+
 def _overload(ctx: Context) -> str:
     count = ctx.profile.concurrency * 8
-    body = {"model": ctx.client.model, "prompt": "Hello", "max_tokens": 8, "temperature": 0}
+    body = {"model": ctx.client.model, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    prompts = [f"Hello {index}" for index in range(count)]
 
-    def one(index: int) -> str:
+    def one(prompt: str) -> tuple[str, bool]:
+        """A complaint, and whether there is no text."""
         try:
-            reply = ctx.client.request("POST", COMPLETIONS, {**body, "prompt": f"Hello {index}"})
-            if reply.status == 200:
-                with_choices(reply.json(), COMPLETIONS, "text", str)
+            reply = ctx.client.request("POST", COMPLETIONS, {**body, "prompt": prompt})
+            if reply.status != 200:
+                return "" if reply.status in (429, 503) else f"status {reply.status}", False
+            answer = with_choices(reply.json(), COMPLETIONS, "text", str)
         except ServerTrouble as trouble:
-            return str(trouble)
-        return "" if reply.status in (200, 429, 503) else f"status {reply.status}"
+            return str(trouble), False
+        return _cut_short(answer, 8), not answer["choices"][0]["text"]
 
     with ThreadPoolExecutor(max_workers=count) as pool:
-        wrong = [text for text in pool.map(one, range(count)) if text]
+        seen = list(pool.map(one, prompts))
+    told = [
+        text or (_lost_text(ctx, prompt, 8) if empty else "")
+        for prompt, (text, empty) in zip(prompts, seen, strict=True)
+    ]
+    wrong = [text for text in told if text]
     return f"{len(wrong)} of {count} requests: {wrong[0]}" if wrong else ""
 
 
 def _disconnects(ctx: Context) -> str:
     body = {"model": ctx.client.model, "prompt": "Hello", "max_tokens": 256, "temperature": 1, "ignore_eos": True}
 
-    def one(index: int) -> int:
-        return ctx.client.stream(COMPLETIONS, {**body, "seed": index}, stop_after=1 + index % 4).status
+    def one(index: int) -> str:
+        seen = ctx.client.stream(COMPLETIONS, {**body, "seed": index}, stop_after=1 + index % 4)
+        if _let_in(seen.status) != 200:
+            return f"status {seen.status}"
+        return "" if said(seen) else "a stream without a choice"
 
-    wrong = [_let_in(s) for s in ctx.client.map(one, range(ctx.profile.concurrency * 4)) if s != 200]
-    return f"statuses {wrong[:4]}" if wrong else ""
+    wrong = [text for text in ctx.client.map(one, range(ctx.profile.concurrency * 4)) if text]
+    return f"{len(wrong)} of {ctx.profile.concurrency * 4} streams: {wrong[0]}" if wrong else ""
 
 
 def _oversize(ctx: Context) -> str:
@@ -74,7 +100,10 @@ def _slow_reader(ctx: Context) -> str:
     seen = ctx.client.stream(COMPLETIONS, body, slow_reads=(0.2,) * 5)
     if _let_in(seen.status) != 200:
         return f"status {seen.status}"
-    return "" if seen.chunks else "no events"
+    if len(reasons := seen.finish_reasons()) < 1:
+        return f"finish reasons {reasons}"
+    text = "".join(str(choice.get("text") or "") for chunk in said(seen) for choice in chunk["choices"])
+    return "" if text else _lost_text(ctx, "Hello", 24)
 
 
 def _alive(ctx: Context) -> str:
