@@ -52,9 +52,16 @@ def _run(ctx: Context) -> GateResult:
     details |= {"known_mean": stats.mean(known), "change": change, "recorded": str(record.path)}
     measurement = Measurement(abs(change), "relative", *interval, len(counts))
     result = judge(ctx, "output-length-band", measurement, details=details)
-    # Chance moves every sampled answer; where half of them are as long as they were, it did not move the others.
-    kept = sum(a == b for a, b in zip(counts, known, strict=True))
-    return result if 2 * kept >= len(counts) else beyond_chance(result)
+    return result if kept_length(known, counts, ctx.profile.answer_tokens) else beyond_chance(result)
+
+
+def kept_length(known: list[int], counts: list[int], room: int) -> bool:
+    """Whether chance is no reason for a change: it moves every sampled answer, and half of them are as they were.
+
+    An answer that fills its `room` both times is as long as it was whatever chance does, and does not count.
+    """
+    free = [(a, b) for a, b in zip(known, counts, strict=True) if min(a, b) < room]
+    return 2 * sum(a == b for a, b in free) >= max(1, len(free))
 
 
 GATE = Gate(

@@ -18,7 +18,7 @@ from gates.core.errors import Failed, Skip
 from gates.core.result import GateResult, Verdict
 from gates.core.runner import run_one
 from gates.core.suite import Api
-from gates.device import api_sampling, canary, length_band, output_shape
+from gates.device import api_sampling, api_stream, canary, length_band, output_shape
 
 GATES = gate.discover()
 
@@ -72,9 +72,36 @@ def test_answers_that_vary_by_a_third_seldom_fail() -> None:
 def test_answers_cut_beside_others_that_kept_their_length_are_no_chance(
     ctx: gate.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _lengths(ctx, monkeypatch, [80, 120, 100, 90, 110, 95, 105, 100])
-    seen = _lengths(ctx, monkeypatch, [80, 2, 100, 2, 110, 2, 105, 2])
+    _lengths(ctx, monkeypatch, [60, 90, 75, 70, 85, 72, 80, 78])
+    seen = _lengths(ctx, monkeypatch, [60, 2, 75, 2, 85, 2, 80, 2])
     assert seen.verdict is Verdict.FAIL, seen
+
+
+@pytest.mark.parametrize("beside", [[40, 55, 70], [90, 60, 30]])
+def test_answers_cut_at_their_room_did_not_keep_their_length(
+    ctx: gate.Context, monkeypatch: pytest.MonkeyPatch, beside: list[int]
+) -> None:
+    """They are as long as they were whatever chance does: what the others do decides."""
+    cut = [ctx.profile.answer_tokens] * 5
+    _lengths(ctx, monkeypatch, [*cut, 90, 20, 60])
+    assert _lengths(ctx, monkeypatch, [*cut, *beside]).verdict is not Verdict.FAIL
+    assert length_band.kept_length([*cut, 90, 20, 60], [*cut, *beside], cut[0]) is False
+    assert length_band.kept_length([*cut, 90, 20, 60], [*cut, 90, 20, 9], cut[0]) is True
+    assert length_band.kept_length(cut, cut, cut[0]) is False
+    assert length_band.kept_length([80, 120, 96], [80, 120, 20], cut[0]) is True
+
+
+def test_lengths_of_chance_that_are_often_cut_seldom_fail(ctx: gate.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sets from one distribution. Counting answers that were cut both times as kept made 9 of 150 fail."""
+    monkeypatch.setattr(records.Record, "read", lambda self, parse: parse({"counts": known}))
+    rng, failed = random.Random(1), 0
+    for _ in range(150):
+        known, counts = (
+            [min(96, round((160, 160, 160, 50)[i % 4] * rng.lognormvariate(0, 0.5))) for i in range(20)] for _ in "ab"
+        )
+        monkeypatch.setattr(length_band, "lengths", lambda ctx, counts=counts: [(count, "") for count in counts])
+        failed += GATES["output-length-band"].run(ctx).verdict is Verdict.FAIL
+    assert failed == 0
 
 
 def test_a_field_that_was_there_before_is_missed() -> None:
@@ -169,4 +196,43 @@ def test_two_answers_that_are_one_are_caught(ctx: gate.Context) -> None:
     with pytest.raises(Failed, match="both answers are the same"):
         check.run(Api(suite))
     check.run(Api(ctx))
+    server.shutdown()
+
+
+HANGUP = next(check for check in api_stream.SUITE.checks if check.number == 31)
+
+
+def _hang_up(ctx: gate.Context, monkeypatch: pytest.MonkeyPatch, *running: float | None) -> None:
+    """Check 31 where `/metrics` tells these, then the last of them for ever."""
+    told = list(running)
+    monkeypatch.setattr(api_stream, "POLL_S", 0.0)
+    monkeypatch.setattr(api_stream, "PATIENCE", 10)
+
+    def metrics(client: Client) -> dict[str, float]:
+        value = told.pop(0) if len(told) > 1 else told[0]
+        return {} if value is None else {server_facts.RUNNING: value}
+
+    monkeypatch.setattr(server_facts, "metrics", metrics)
+    HANGUP.run(Api(ctx))
+
+
+def test_a_request_that_is_not_freed_is_told_from_those_of_other_users(
+    ctx: gate.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _hang_up(ctx, monkeypatch, 0.0, 0.0, 1.0, 0.0)
+    _hang_up(ctx, monkeypatch, 1.0, 1.0, 0.0)  # the last of the requests before
+    with pytest.raises(Skip, match="2 other requests run on the server"):
+        _hang_up(ctx, monkeypatch, 2.0)
+    with pytest.raises(Skip, match="3 requests run on the server, of which one can be this check's"):
+        _hang_up(ctx, monkeypatch, 0.0, 0.0, 3.0)
+    with pytest.raises(Failed, match="1 request still runs"):
+        _hang_up(ctx, monkeypatch, 0.0, 0.0, 1.0)
+    with pytest.raises(ServerTrouble, match="without vllm:num_requests_running"):
+        _hang_up(ctx, monkeypatch, 0.0, 0.0, None)
+
+
+def test_a_stream_that_ends_by_itself_frees_nothing(ctx: gate.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, address = proxy.serve(ctx.client.root, Fault("short", "one chunk", chunks=lambda p, b, chunks: chunks[:1]))
+    with pytest.raises(Failed, match="nothing to hang up on"):
+        _hang_up(dataclasses.replace(ctx, client=Client(address, model="toy")), monkeypatch, 0.0)
     server.shutdown()
