@@ -100,7 +100,7 @@ class Api:
     def stream(self, messages: list[dict[str, Any]] | str = "Hello", **options: Any) -> Stream:
         out = self.events(PATH, self.body(messages, **options))
         for chunk in out.chunks:
-            if "error" not in chunk and chunk.get("choices") != []:
+            if chunk.get("choices") != []:
                 with_choices(chunk, PATH, "delta", dict)
         return out
 
@@ -172,6 +172,16 @@ class Check:
         return f"{self.number:03d} {self.text}"
 
 
+def judged(gate: str, outcomes: dict[str, str], broke: list[str]) -> GateResult:
+    """`gates.checks`, but ERROR where nothing went wrong except that the answers of some checks (`broke`) were none."""
+    result = gates.checks(gate, outcomes)
+    failed = {name for name, text in outcomes.items() if text and not text.startswith("skip: ")}
+    if failed - set(broke) or not broke:
+        return result
+    reason = f"{len(broke)} of {len(outcomes)} checks broke, first `{broke[0]}`: {outcomes[broke[0]]}"
+    return dataclasses.replace(result, verdict=Verdict.ERROR, reason=reason)
+
+
 class Suite:
     """Collects the checks of one category."""
 
@@ -216,15 +226,7 @@ class Suite:
                     broke.append(check.name)
             except ODD_SHAPES as error:
                 outcomes[check.name] = f"the answer has another shape ({type(error).__name__}: {error})"
-        return self._judged(outcomes, broke)
-
-    def _judged(self, outcomes: dict[str, str], broke: list[str]) -> GateResult:
-        result = gates.checks(self.name, outcomes)
-        failed = {name for name, text in outcomes.items() if text and not text.startswith("skip: ")}
-        if failed - set(broke) or not broke:
-            return result
-        reason = f"{len(broke)} of {len(outcomes)} checks broke, first `{broke[0]}`: {outcomes[broke[0]]}"
-        return dataclasses.replace(result, verdict=Verdict.ERROR, reason=reason)
+        return judged(self.name, outcomes, broke)
 
     def gate(self, *faults: str) -> gates.Gate:
         return gates.Gate(self.name, "api", self.summary, self.run, faults)

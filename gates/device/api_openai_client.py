@@ -14,10 +14,10 @@ from typing import Any
 
 from gates.core.client import BadStatus, ServerTrouble, turned_away
 from gates.core.errors import Skip
-from gates.core.gate import Context, Gate, checks
+from gates.core.gate import Context, Gate
 from gates.core.result import GateResult
 from gates.core.schemas import ALARM, ENUM, problem, response_format
-from gates.core.suite import ODD_SHAPES
+from gates.core.suite import ODD_SHAPES, Api, judged
 from gates.core.transport import DeadlineTransport
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -97,19 +97,23 @@ def _run(ctx: Context) -> GateResult:
     if not getattr(models, "data", None):  # the client hands a body that is no JSON through as text
         raise ServerTrouble("the server lists no models", where="GET /v1/models", action="is this an OpenAI API?")
     outcomes: dict[str, str] = {}
+    broke: list[str] = []
     for name, step in STEPS.items():
         try:
             with ctx.client.window():
                 outcomes[name] = step(client, ctx.client.model, ctx.profile.answer_tokens)
         except openai.APIConnectionError as error:
-            raise ServerTrouble(f"{type(error).__name__}: {error}", where=name) from error
+            outcomes[name] = f"{type(error).__name__}: {error}"
+            if not Api(ctx).plain_answer():
+                raise ServerTrouble(outcomes[name], where=name) from error
+            broke.append(name)
         except openai.APIStatusError as error:
             if turned_away(error.status_code):
                 raise BadStatus(error.status_code, error.response.text, name) from error
             outcomes[name] = f"{type(error).__name__}: {str(error)[:160]}"
         except (openai.OpenAIError, *ODD_SHAPES) as error:
             outcomes[name] = f"{type(error).__name__}: {str(error)[:160]}"
-    return checks("api-openai-client", outcomes)
+    return judged("api-openai-client", outcomes, broke)
 
 
 GATE = Gate(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from gates.core.client import BadStatus, Client, OutOfTime, ServerTrouble, Strea
 from gates.core.errors import Failed
 from gates.core.exits import EXIT_USAGE
 from gates.core.result import Verdict
+from gates.core.runner import run_one
 from gates.core.suite import Api, Suite, held_back
-from gates.device import api_stream
+from gates.device import api_openai_client, api_stream
 
 GATES = gate.discover()
 ROOT = Path(cli.__file__).parent
@@ -69,6 +71,40 @@ def test_what_the_rest_would_meet_ends_the_gate(stand_in: gate.Context, error: E
 def test_a_server_that_is_gone_ends_the_gate(stand_in: gate.Context) -> None:
     with pytest.raises(ServerTrouble):
         _suite(TORN).run(dataclasses.replace(stand_in, client=Client("http://127.0.0.1:9", model="m")))
+
+
+class _TornStreams(toy_server.Handler):
+    """Streams are torn after their first chunk; `lost` of a plain chat answer is missing."""
+
+    lost = ""
+
+    def _events(self, events: list, done: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.close_connection = True
+        piece = f"data: {json.dumps(events[0])}\n\n".encode()
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+
+    def _send(self, status: int, data: Any, kind: str = "application/json") -> None:
+        super()._send(status, {**data, self.lost: None} if self.lost in data else data, kind)
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [("", Verdict.ERROR), ("usage", Verdict.FAIL)])
+def test_the_openai_client_keeps_a_verdict_when_a_later_step_breaks(
+    stand_in: gate.Context, lost: str, verdict: Verdict
+) -> None:
+    pytest.importorskip("openai")
+    server, address = toy_server.start(type("Torn", (_TornStreams,), {"lost": lost}))
+    ctx = dataclasses.replace(stand_in, client=Client(address, deadline_s=5.0, model="toy"))
+    seen = run_one(GATES["api-openai-client"], ctx)
+    assert seen.verdict is verdict, seen
+    told = seen.details["checks"]
+    assert list(told) == list(api_openai_client.STEPS), "the steps after it are taken, too"
+    assert told["stream"].startswith("APIConnectionError")
+    assert bool(told["chat"]) is bool(lost)
+    server.shutdown()
 
 
 def test_every_check_asks_where_a_rate_limit_is_told_from_a_fault() -> None:
