@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gates.controls import faults, matrix
-from gates.core import gate
+from gates.controls import faults, matrix, proxy
+from gates.core import exits, gate
 from gates.core.result import Verdict
 
 GATES = gate.discover()
@@ -53,3 +53,38 @@ def test_fault_turns_its_gates_red(name: str, healthy, good_server: str, tmp_pat
     spoiled = matrix.spoiled(good_server, name, tmp_path, chosen)
     assert matrix.missed(name, spoiled, own) == {}
     assert matrix.unexpected(name, spoiled, own) == {}
+
+
+def _only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(matrix.gate, "discover", lambda: {name: GATES[name] for name in names})
+
+
+@pytest.mark.long
+def test_controls_on_a_server_that_is_red_itself_show_nothing(
+    good_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    _only(monkeypatch, "api-models", "kv-blocks")
+    argv = ["--only", "silent-version", "--own", "--base-url"]
+    assert matrix.main([*argv, good_server]) == exits.EXIT_PASS
+    server, address = proxy.serve(good_server, faults.make("silent-version"))
+    assert matrix.main([*argv, address]) == exits.EXIT_FAIL
+    assert "healthy {'api-models': 'FAIL" in capsys.readouterr().out
+    # the gates of other faults are not asked for with --own
+    assert matrix.main(["--only", "shrunk-cache", "--own", "--base-url", address]) == exits.EXIT_PASS
+    assert matrix.main(["--only", "shrunk-cache", "--base-url", address]) == exits.EXIT_FAIL
+    server.shutdown()
+
+
+@pytest.mark.long
+def test_a_fault_that_no_gate_was_there_to_catch_is_told(
+    good_server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    _only(monkeypatch, "kl-divergence", "kv-blocks")  # the first is skipped without a reference
+    monkeypatch.setattr(matrix.faults, "NAMES", ("shifted-logits", "shrunk-cache"))
+    assert matrix.main(["--base-url", good_server]) == exits.EXIT_PASS
+    told = capsys.readouterr().out
+    assert "shifted-logits: not shown here, none of its gates passed before: ['kl-divergence']" in told
+    assert "shrunk-cache: red ['kv-blocks']" in told
+    assert matrix.main(["--base-url", good_server, "--only", "shifted-logits"]) == exits.EXIT_FAIL, "it was asked for"
+    monkeypatch.setattr(matrix.toy_model, "reference", lambda cache: None)
+    assert matrix.main([]) == exits.EXIT_FAIL, "the stand-in shows every fault"
