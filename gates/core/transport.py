@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import ssl
 import threading
 import time
@@ -17,6 +18,8 @@ from typing import Any
 
 import httpcore
 import httpx
+
+from gates.core.errors import GateError
 
 PIECE = 1 << 16  # bytes a write hands over at a time, so that a reader which stalls is noticed
 
@@ -91,7 +94,13 @@ class _Backend(httpcore.NetworkBackend):
 
 @functools.cache
 def _authorities() -> ssl.SSLContext:
-    return httpx.create_ssl_context(trust_env=True)
+    """Raises GateError: what the environment names holds no certificates."""
+    try:
+        return httpx.create_ssl_context(trust_env=True)
+    except OSError as error:  # of which SSLError is one
+        name = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), "")
+        where = f"${name} {os.environ[name]}" if name else "certifi"
+        raise GateError(f"no certificates ({error})", where=where, action="check the path, or unset it") from error
 
 
 class DeadlineTransport(httpx.HTTPTransport):

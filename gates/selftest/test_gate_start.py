@@ -11,7 +11,7 @@ import pytest
 
 from gates import __main__ as cli
 from gates.controls import matrix, toy_server
-from gates.core import exits, start
+from gates.core import exits, start, transport
 
 
 def _answering(status: int, text: bytes = b"no", **headers: str) -> str:
@@ -74,3 +74,22 @@ def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, 
 def test_the_controls_refuse_what_they_do_not_know(capsys: pytest.CaptureFixture) -> None:
     assert matrix.main(["--profile", "no-such"]) == exits.EXIT_USAGE
     assert "no-such" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [None, "", "host"])
+def test_authorities_that_are_none_are_told(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "authority.pem"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("SSL_CERT_FILE", str(path))
+    transport._authorities.cache_clear()
+    try:
+        assert cli.main(["run", "--base-url", "http://127.0.0.1:9"]) == exits.EXIT_USAGE
+    finally:
+        transport._authorities.cache_clear()
+    told = capsys.readouterr().err
+    assert "no certificates (" in told
+    assert f"at $SSL_CERT_FILE {path}: check the path" in told
+    assert "Traceback" not in told
