@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.parser.turn_grammar import formats as f
-from vllm.parser.turn_grammar.definitions import TABLES, Definitions
+from vllm.parser.turn_grammar.definitions import TABLES, Definitions, through_definitions
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.json_schemas import ANNOTATIONS, without
 from vllm.parser.turn_grammar.limits import STRICT_TAG_BYTES
@@ -74,7 +74,7 @@ def free_arguments(call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:
 def least_bytes(parameters: Any) -> int:
     """Bytes that the grammar of these arguments takes at least: each property with all that it refers to. Counting ends
     above `STRICT_TAG_BYTES`."""
-    parameters = without(parameters, ANNOTATIONS)
+    parameters = _read(parameters)
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     if not isinstance(properties, Mapping):
         return 0
@@ -86,8 +86,14 @@ def least_bytes(parameters: Any) -> int:
     return total
 
 
-def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters: Sequence[str]) -> list[Argument]:
+def _read(parameters: Any) -> Any:
+    """What a grammar reads of a tool's schema."""
     parameters = without(parameters, ANNOTATIONS)
+    return through_definitions(parameters) if isinstance(parameters, Mapping) else parameters
+
+
+def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters: Sequence[str]) -> list[Argument]:
+    parameters = _read(parameters)
     if not parameters:
         return []
     if unknown := sorted(set(parameters) - _READ - _IGNORED):

@@ -9,7 +9,36 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
+from vllm.parser.turn_grammar.json_schemas import mapped
+
 TABLES = ("$defs", "definitions")
+
+
+def through_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`schema` with its references to itself (`#`), or to a place of it outside its definitions, led through an entry
+    of `$defs` that holds it: a property's grammar is made of the property and of definitions, and there `#` is the
+    property."""
+    tables = schema.get("$defs")
+    if tables is not None and not isinstance(tables, Mapping):
+        return schema
+    name = "root"
+    while tables and name in tables:
+        name += "_"
+    changed = False
+
+    def led(key: str, value: Any) -> Any:
+        nonlocal changed
+        path = value[1:] if key == "$ref" and isinstance(value, str) and value.startswith("#") else None
+        if path is None or path[:1] not in ("", "/") or unquote(path[1:]).partition("/")[0] in TABLES:
+            return value
+        changed = True
+        return f"#/$defs/{name}{path}"
+
+    new = mapped(schema, led)
+    if not changed:
+        return schema
+    whole = {key: value for key, value in new.items() if key not in TABLES}
+    return {**new, "$defs": {**new.get("$defs", {}), name: whole}}
 
 
 class Definitions:

@@ -24,42 +24,22 @@ ANNOTATIONS = (
 _DATA = frozenset({"enum", "const", "default", "examples", "required"})
 
 
-MAX_COUNT = 100_000
-# One character of a JSON string as it is written; escaped surrogates would count as two.
-_CHARACTER = (
-    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?:[0-9a-cefA-CEF][0-9a-fA-F]{3}|'
-    r"[dD][0-7][0-9a-fA-F]{2}))"
-)
-
-
-def sized_strings_as_patterns(schema: Any) -> Any:
-    """`schema` with the length of plain strings written as a pattern.
-
-    xgrammar's own form of a length admits raw control characters, which is not JSON. Its
-    patterns are matched against the text as written, so escapes are part of this one.
-    """
+def mapped(schema: Any, change: Callable[[str, Any], Any]) -> Any:
+    """`schema` with `change(keyword, value)` in place of each value that is neither a schema nor data."""
     if isinstance(schema, list):
-        return [sized_strings_as_patterns(member) for member in schema]
+        return [mapped(member, change) for member in schema]
     if not isinstance(schema, Mapping):
         return schema
-    if schema.get("type") == "string" and not {"pattern", "format", "enum", "const"} & set(schema):
-        low, high = schema.get("minLength", 0), schema.get("maxLength")
-        bounded = any(name in schema for name in _LENGTHS)
-        if bounded and _counts(low) and (high is None or (_counts(high) and high >= low)):
-            rest = {key: value for key, value in schema.items() if key not in _LENGTHS}
-            return {**rest, "pattern": f"^{_CHARACTER}{{{low},{'' if high is None else high}}}$"}
     return {
         key: value
         if key in _DATA
-        else {name: sized_strings_as_patterns(member) for name, member in value.items()}
+        else {name: mapped(member, change) for name, member in value.items()}
         if key in _MAPS and isinstance(value, Mapping)
-        else sized_strings_as_patterns(value)
+        else mapped(value, change)
+        if isinstance(value, (list, Mapping))
+        else change(key, value)
         for key, value in schema.items()
     }
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
 
 
 def schemas_within(schema: Any, place: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

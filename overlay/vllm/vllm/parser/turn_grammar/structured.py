@@ -16,7 +16,6 @@ from vllm.parser.turn_grammar.json_schemas import (
     ANNOTATIONS,
     bounds_string_length,
     has_patterns,
-    sized_strings_as_patterns,
     without,
 )
 from vllm.parser.turn_grammar.limits import (
@@ -29,6 +28,7 @@ from vllm.parser.turn_grammar.limits import (
 )
 from vllm.parser.turn_grammar.productive import dead_rules
 from vllm.parser.turn_grammar.repeats import check_repeats
+from vllm.parser.turn_grammar.sized_strings import sized_json
 from vllm.parser.turn_grammar.unheld import unheld
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.structured_output.utils import convert_lark_to_ebnf, grammar_is_likely_lark
@@ -76,10 +76,9 @@ def _body(
             if strict:
                 raise NotGrammar(f"{keyword} is not enforced; leave it out, say it another way, or drop `strict`")
             logger.warning("A JSON schema is held but for what no grammar enforces: %s.", keyword)
-        schema = sized_strings_as_patterns(schema)
         if bounds_string_length(schema):
             # A length and excluded substrings cannot both be held by one grammar.
-            return guarded(accepted(f.json_value(schema)), delimiters)
+            return guarded(sized_json(schema), delimiters)
         body = accepted(f.json_value(schema, delimiters))
         return guarded(body, delimiters) if has_patterns(schema) else body
     if params.regex is not None:
