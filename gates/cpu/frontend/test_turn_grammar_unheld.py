@@ -48,6 +48,9 @@ UNHELD = [
         '{"b": 1}',
     ),
     ({**record(a=INTEGER), "required": ["z"]}, "required", '{"a": 1}'),
+    ({"type": "object", "required": ["a"], "additionalProperties": INTEGER}, "required", "{}"),
+    ({"enum": [1, 5], "minimum": 4}, "minimum", "1"),
+    ({"type": "integer", "enum": ["a", 1]}, "type", '"a"'),
 ]
 HELD = [
     record(a=INTEGER, b={"type": ["string", "null"], "maxLength": 5}),
@@ -80,6 +83,8 @@ HELD = [
     record(a={"type": ["integer", "null"], "multipleOf": 5}),
     {"type": "object", "oneOf": [{"properties": {"k": {"const": "a"}}, "required": ["k"]}]},
     {**OPTIONAL, "if": {"minimum": 5}},
+    record(a={"type": ["number", "null"], "enum": [1, 2.5, None], "minimum": 1}, b={"type": "string", "const": "x"}),
+    record(a={"type": "string", "pattern": '^[^"]+$'}, b={"type": "string", "pattern": "^ab$"}),
 ]
 
 
@@ -98,6 +103,13 @@ def test_what_xgrammar_passes_over_is_refused(schema, keyword, text):
         asked(record(outer=schema) if "$defs" not in schema else schema)
     assert caught.value.parameter == "response_format"
     assert "$defs" in schema or "properties.outer" in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", ['^a"b$', "^a\\\\b$", "^a\nb$", "^a\\nb$"])
+def test_a_pattern_that_would_be_written_as_it_stands_is_refused(pattern):
+    schema = record(a={"type": "string", "pattern": pattern})
+    with pytest.raises(VLLMValidationError, match="a character that JSON escapes in 'pattern'"):
+        asked(schema)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -131,7 +143,9 @@ def test_what_is_not_strict_is_held_to_the_rest(strict):
         )
 
 
-@pytest.mark.parametrize("schema", [{"$ref": "https://example.org/s"}, {"type": "number", "multipleOf": 0.5}])
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "https://example.org/s"}, {"$ref": "#s"}, {"type": "number", "multipleOf": 0.5}]
+)
 def test_references_to_elsewhere_are_refused(schema):
     with pytest.raises(VLLMValidationError):
         asked(schema)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.parser.chat_format.references import followed
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.definitions import TABLES, Definitions, through_definitions
 from vllm.parser.turn_grammar.formats import NotGrammar
@@ -33,14 +34,19 @@ def value_delimiters(call: CallSyntax, reserved: Sequence[str] = ()) -> tuple[st
     return (*call.closers, *reserved, *opening, *syntax.ends, *syntax.stops)
 
 
-def arguments(parameters: Mapping[str, Any] | None, call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:
+def arguments(
+    parameters: Mapping[str, Any] | None, call: CallSyntax, reserved: Sequence[str] = (), strict: bool = False
+) -> f.Format:
     """Arguments by the tool's schema, in declared or in alphabetical order.
+
+    Args:
+        strict: references that decide a property's type are followed, and every length is held.
 
     Raises:
         NotGrammar: the schema asks for something that cannot be held to; the caller leaves
             the arguments free.
     """
-    declared = _declared(parameters, call, value_delimiters(call, reserved))
+    declared = _declared(parameters, call, value_delimiters(call, reserved), strict)
     if not declared:
         return f.NOTHING
     orders = [declared, sorted(declared, key=lambda argument: argument.name)]
@@ -65,16 +71,16 @@ def free_arguments(call: CallSyntax, reserved: Sequence[str] = ()) -> f.Format:
         f.seq(
             f.regex(syntax.between),
             f.const(syntax.begin),
-            f.star(f.tag("", body, _followed(syntax))),
+            f.star(f.tag("", body, _closed_by(syntax))),
             f.tag("", body, syntax.ends),
         )
     )
 
 
-def least_bytes(parameters: Any) -> int:
+def least_bytes(parameters: Any, strict: bool = False) -> int:
     """Bytes that the grammar of these arguments takes at least: each property with all that it refers to. Counting ends
     above `STRICT_TAG_BYTES`."""
-    parameters = _read(parameters)
+    parameters = _read(parameters, strict)
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     if not isinstance(properties, Mapping):
         return 0
@@ -86,14 +92,21 @@ def least_bytes(parameters: Any) -> int:
     return total
 
 
-def _read(parameters: Any) -> Any:
+def _read(parameters: Any, strict: bool) -> Any:
     """What a grammar reads of a tool's schema."""
     parameters = without(parameters, ANNOTATIONS)
-    return through_definitions(parameters) if isinstance(parameters, Mapping) else parameters
+    if not isinstance(parameters, Mapping):
+        return parameters
+    if strict and isinstance(properties := parameters.get("properties"), Mapping):
+        typed = {name: followed(schema, parameters) for name, schema in properties.items()}
+        parameters = {**parameters, "properties": typed}
+    return through_definitions(parameters)
 
 
-def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters: Sequence[str]) -> list[Argument]:
-    parameters = _read(parameters)
+def _declared(
+    parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters: Sequence[str], strict: bool
+) -> list[Argument]:
+    parameters = _read(parameters, strict)
     if not parameters:
         return []
     if unknown := sorted(set(parameters) - _READ - _IGNORED):
@@ -109,7 +122,7 @@ def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters
         raise NotGrammar("required is not a list")
     if missing := [name for name in required if not isinstance(name, str) or name not in properties]:
         raise NotGrammar(f"required property {missing[0]!r} is not declared")
-    if least_bytes(parameters) > STRICT_TAG_BYTES:
+    if least_bytes(parameters, strict) > STRICT_TAG_BYTES:
         raise NotGrammar("the schema is too large with all that it refers to")
     definitions = Definitions(parameters)
     declared = []
@@ -119,9 +132,8 @@ def _declared(parameters: Mapping[str, Any] | None, call: CallSyntax, delimiters
         if not declared_types(schema):
             raise NotGrammar(f"property {name!r} declares no type")
         try:
-            declared.append(
-                Argument(name, name in required, value(schema, definitions, delimiters, strips=call.parameter.strips))
-            )
+            held = value(schema, definitions, delimiters, strips=call.parameter.strips, strict=strict)
+            declared.append(Argument(name, name in required, held))
         except NotGrammar as error:
             raise NotGrammar(f"property {name!r}: {error}") from error
     return declared
@@ -147,7 +159,7 @@ def _independent(order: Sequence[Argument], syntax: ParameterSyntax) -> f.Format
     )
 
 
-def _followed(syntax: ParameterSyntax) -> list[str]:
+def _closed_by(syntax: ParameterSyntax) -> list[str]:
     """Closers of a value another parameter follows, up to that parameter's key."""
     between = ("", "\n")
     return [
@@ -175,4 +187,4 @@ def _until_last(order: Sequence[Argument], syntax: ParameterSyntax) -> f.Format:
 
 
 def _continued(argument: Argument, syntax: ParameterSyntax) -> f.Format:
-    return _optional_if(not argument.required, f.tag(argument.name + syntax.middle, argument.value, _followed(syntax)))
+    return _optional_if(not argument.required, f.tag(argument.name + syntax.middle, argument.value, _closed_by(syntax)))

@@ -52,7 +52,7 @@ class TagCache:
 def bounded_text(turn: TurnFormat, rules: TurnRules) -> str:
     """Tag text of `rules`, with the schemas of the last tools given up beyond the bound."""
     # First by what they take at least, so that no text far beyond the bound is ever built.
-    free = _beyond(STRICT_TAG_BYTES, {tool.name: least_bytes(tool.parameters) for tool in rules.tools})
+    free = _beyond(STRICT_TAG_BYTES, {tool.name: least_bytes(tool.parameters, tool.strict) for tool in rules.tools})
     strict_first = sorted(rules.tools, key=lambda tool: not tool.strict)
     free |= _beyond(MAX_REPEATS**2, {tool.name: compile_cost(tool.parameters) for tool in strict_first})
     text = json.dumps(turn_tag(turn, replace(rules, free=free)))

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vllm.parser.turn_grammar.productive import dead_rules
+
 Format = dict[str, Any]
 
 
@@ -103,7 +105,8 @@ def accepted(fmt: Format) -> Format:
 
     Raises:
         NotGrammar: it does not (an unresolvable reference, a schema nothing satisfies, a
-            pattern outside its dialect).
+            pattern outside its dialect), or a schema has a part that no finite JSON satisfies, such as an object
+            that must hold one of its kind.
     """
     if (reason := _refusal(json.dumps(structural_tag(fmt)))) is not None:
         raise NotGrammar(reason)
@@ -138,7 +141,9 @@ def _judged(tag_text: str) -> str | None:
     import xgrammar as xgr
 
     try:
-        xgr.Grammar.from_structural_tag(tag_text)
+        grammar = xgr.Grammar.from_structural_tag(tag_text)
     except Exception as error:  # the library raises RuntimeError and errors of its own
         return _LOG_PREFIX.sub("", str(error)).strip()[:_REASON_CHARS]
+    if '"$ref"' in tag_text and dead_rules(grammar):
+        return "no finite JSON satisfies all of it; make what refers to itself optional"
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a client's grammar can be written to its end at all.
+"""Whether a client's grammar or schema can be written to its end at all.
 
 xgrammar takes a grammar such as `root ::= root`, and only in the middle of a turn no token is left to choose. Its own
 normal form has one rule a line, `name ::= (("text" other [a-z]*) | (third{2, 3}) | "")`, which is read here.
@@ -12,6 +12,7 @@ from typing import Any
 
 _TERMINAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\][*+?]?')
 _AHEAD = re.compile(r"\(=.*")
+_MACRO = re.compile(r"[A-Z]\w*\(")  # `Regex("a+")`: it ends, and names no rule
 _RULE = re.compile(r"([A-Za-z_][\w.-]*)(\{0,)?")
 
 
@@ -47,5 +48,7 @@ def _lines(text: str) -> list[tuple[str, str]]:
 
 def _alternatives(body: str) -> list[set[str]]:
     """The rules that each alternative cannot do without."""
+    if _MACRO.match(body):
+        return [set()]
     plain = _AHEAD.sub("", _TERMINAL.sub(" ", body))
     return [{match[1] for match in _RULE.finditer(alternative) if not match[2]} for alternative in plain.split("|")]

@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.logger import init_logger
+from vllm.parser.turn_grammar.arguments import arguments
 from vllm.parser.turn_grammar.cache import tag_text
 from vllm.parser.turn_grammar.formats import NotGrammar
 from vllm.parser.turn_grammar.limits import check_budget, check_tools
@@ -19,7 +20,7 @@ from vllm.parser.turn_grammar.structured import answer_body, constraint_of, cons
 from vllm.parser.turn_grammar.thinking import Thinking
 from vllm.parser.turn_grammar.turn import Tool, TurnRules, answer_delimiters
 from vllm.parser.turn_grammar.unheld import unheld
-from vllm.parser.turn_grammar.wire_format import TurnFormat
+from vllm.parser.turn_grammar.wire_format import CallSyntax, TurnFormat
 from vllm.sampling_params import StructuredOutputsParams, validate_thinking_token_budget
 from vllm.tool_parsers.utils import flat_namespace_tool_name
 
@@ -245,12 +246,23 @@ def _check_spelling(turn: TurnFormat, tools: list[Tool]) -> None:
                     f"parameter name {name[:64]!r} cannot be encoded in tool calls; rename it or drop 'strict'",
                     parameter="tools",
                 )
-        if tool.strict and (keyword := unheld(tool.parameters)) is not None:
+        if tool.strict and (reason := _unenforced(turn.call, turn.reserved, tool)) is not None:
             raise VLLMValidationError(
-                f"{keyword} of the parameters of strict tool {tool.name[:64]!r} is not enforced; leave it out or drop "
+                f"{reason} of the parameters of strict tool {tool.name[:64]!r} is not enforced; leave it out or drop "
                 "'strict'",
                 parameter="tools",
             )
+
+
+def _unenforced(call: CallSyntax, reserved: tuple[str, ...], tool: Tool) -> str | None:
+    """What no grammar holds of a strict tool's schema; None if all is held."""
+    if (keyword := unheld(tool.parameters)) is not None:
+        return keyword
+    try:
+        arguments(tool.parameters, call, reserved, strict=True)
+    except NotGrammar as error:
+        return f"this ({error})"
+    return None
 
 
 def _lead(

@@ -17,10 +17,10 @@ from typing import Any
 from vllm.parser.turn_grammar import formats as f
 
 # Longest bound that is counted character by character, each of them plain or an escape.
-EXACT = 64
+EXACT = 40
 # Characters of a block. An escape counts as what is left of its block, so no text is longer than its bound.
 BLOCK = 32
-_LAST = 16  # at least so many characters behind the blocks are counted one by one
+_LAST = 8  # at least so many characters behind the blocks are counted one by one
 # Behind its first escape a text has at most so many blocks.
 MAX_BLOCKS = 256
 # First characters of a text with a least length that may be escapes.
@@ -41,14 +41,9 @@ _CHARACTER = re.compile(r"^(\w+_characters) ::= \(\(\[\^\\\"\\\\\\r\\n\]\)\)$", 
 
 
 def sized_json(schema: Any) -> f.Format:
-    """Format of a JSON text under `schema`, with the lengths of its strings.
-
-    Raises:
-        NotGrammar: the library refuses the schema.
-    """
+    """Format of a JSON text under `schema`, one that the library takes, with the lengths of its strings."""
     import xgrammar as xgr
 
-    f.accepted(f.json_value(schema))
     text = str(xgr.Grammar.from_json_schema(json.dumps(schema), max_whitespace_cnt=f.MAX_WHITESPACE))
     return f.accepted({"type": "grammar", "grammar": with_escapes(text)})
 

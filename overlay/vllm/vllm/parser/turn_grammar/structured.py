@@ -76,6 +76,7 @@ def _body(
             if strict:
                 raise NotGrammar(f"{keyword} is not enforced; leave it out, say it another way, or drop `strict`")
             logger.warning("A JSON schema is held but for what no grammar enforces: %s.", keyword)
+        accepted(f.json_value(schema))
         if bounds_string_length(schema):
             # A length and excluded substrings cannot both be held by one grammar.
             return guarded(sized_json(schema), delimiters)

@@ -159,7 +159,7 @@ def _arguments(turn: TurnFormat, syntax: CallSyntax, tool: Tool, rules: TurnRule
     if tool.name in rules.free:
         return free_arguments(syntax, turn.reserved)
     try:
-        return arguments(tool.parameters, syntax, turn.reserved)
+        return arguments(tool.parameters, syntax, turn.reserved, tool.strict)
     except NotGrammar:
         return free_arguments(syntax, turn.reserved)
 
