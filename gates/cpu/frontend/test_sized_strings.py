@@ -64,7 +64,7 @@ def test_a_long_text_is_within_its_bounds_and_may_hold_escapes(low, high):
     assert takes(grammar, f'"{plain}{"".join(ESCAPES[:1] * min(low, sized_strings.LEAD))}b\\n"')
     room = min(top - low, 900)
     middle = "a" * low + "b" * (room // 2)
-    assert takes(grammar, f'"{middle}\\n{"c" * (room // 4)}"')
+    assert takes(grammar, f'"{middle}\\n{"c" * (room // 8)}"')
     taken = 0
     for _ in range(60):
         size = draw.randrange(top + 40)
