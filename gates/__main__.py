@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import os
 import sys
 import traceback
@@ -174,6 +175,9 @@ def main(argv: list[str] | None = None) -> int:
     """Exit codes: 0 all passed or skipped, 1 a gate failed, 2 wrong usage or input, 3 one broke or no server answered,
     130 interrupted."""
     args = _parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show must not end a run
+            stream.reconfigure(errors="backslashreplace")
     try:
         if args.verb == "run":
             return _run(args)

@@ -7,11 +7,13 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gates.core.client import BadStatus, Client, offered
+from gates.core.client import BadStatus, Client, ServerTrouble, offered
 from gates.core.errors import GateError
 from gates.core.result import plain
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+\d+)?$")
+_LABELS = r'(?:[^"}]|"(?:[^"\\]|\\.)*")*'
+# Behind the value there may be a time and, in OpenMetrics, an exemplar.
+_SAMPLE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{{({_LABELS})\}})?\s+(\S+)(?:\s+[\d.]+)?(?:\s+#\s.*)?$")
 RUNNING = "vllm:num_requests_running"  # the gauge of requests under way
 STEADY = ("root", "parent", "quantization", "chat_template_sha256", "state_hash")
 _LOCK = re.compile(r"\+frontier\.([0-9a-f]{8,64})")
@@ -52,8 +54,7 @@ def read(client: Client) -> ServerFacts:
     if card is None:
         listed = ", ".join(plain(c["id"]) for c in cards)
         raise GateError(f"the server has no model `{plain(client.model)}`", action=f"choose of: {listed}")
-    reply = client.request("GET", "/version")
-    told = reply.data.get("version") if reply.status == 200 and isinstance(reply.data, dict) else None
+    told = _version(client)
     version = plain(told) if isinstance(told, str) else None
     found = _LOCK.search(version or "")
     length = card.get("max_model_len")
@@ -65,6 +66,14 @@ def read(client: Client) -> ServerFacts:
         max_model_len=length if type(length) is int and length > 0 else None,
         model_card=rest,
     )
+
+
+def _version(client: Client) -> Any:
+    try:
+        reply = client.request("GET", "/version")
+    except ServerTrouble:  # a gateway may not pass it on
+        return None
+    return reply.data.get("version") if reply.status == 200 and isinstance(reply.data, dict) else None
 
 
 def _metrics_page(client: Client) -> str | None:

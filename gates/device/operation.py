@@ -81,23 +81,30 @@ def _blocks(ctx: Context) -> GateResult:
     told = [raw for row in labels if (raw := row.get("num_gpu_blocks", "")).isdecimal()]
     if not told:
         raise Skip(f"the server reports no {CACHE}")
+    if len(told) < len(labels):
+        raise Failed(f"{len(labels) - len(told)} of {len(labels)} engines tell no number of KV blocks")
     blocks = min(map(int, told))
     if not blocks:
         raise Failed("the server has no KV blocks")
     settings = {name: labels[0].get(name) for name in SETTINGS}
     record = records.of(ctx, "kv-blocks", max_model_len=ctx.facts.max_model_len, **settings)
-    known = record.read(_count)
+    recorded = record.read(_counts)
     details: dict[str, Any] = {"blocks": blocks, "engines": len(told), **settings}
-    if known is None:
-        return record.first(blocks, **details)
+    if recorded is None:
+        return record.first([blocks, len(told)], **details)
+    known, engines = recorded
     details |= {"known": known, "recorded": str(record.path)}
+    if len(told) < engines:
+        raise Failed(f"{len(told)} engines tell their KV blocks, {engines} did when they were recorded")
     return judge(ctx, "kv-blocks", Measurement(blocks / known, "ratio"), details=details)
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{value!r} is no number of blocks")
-    return value
+def _counts(value: Any) -> tuple[int, int]:
+    """Blocks of the smallest engine, and the number of engines; records of old hold the blocks alone."""
+    pair = value if isinstance(value, list) and len(value) == 2 else [value, 1]
+    if not all(type(count) is int and count > 0 for count in pair):
+        raise ValueError(f"{value!r} is no number of blocks and of engines")
+    return pair[0], pair[1]
 
 
 GATES = (

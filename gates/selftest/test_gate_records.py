@@ -205,3 +205,17 @@ def test_the_engine_that_shrank_is_seen_behind_another(ctx: gate.Context) -> Non
     assert seen.verdict is Verdict.FAIL
     assert seen.measurement is not None
     assert seen.measurement.value == 0.5
+
+
+def _engines(*blocks: str) -> dict[str, Callable[[str, str], str]]:
+    rows = (f'vllm:cache_config_info{{engine="{n}",num_gpu_blocks="{count}"}} 1.0\n' for n, count in enumerate(blocks))
+    text = "".join(rows)
+    return {"page": lambda path, _: text}
+
+
+@pytest.mark.parametrize("left", [("64",), ("64", "64", "None")], ids=["gone", "says nothing"])
+def test_an_engine_that_is_lost_is_seen(ctx: gate.Context, left: tuple[str, ...]) -> None:
+    assert _spoiled(ctx, "kv-blocks", **_engines("64", "64", "64")).verdict is Verdict.SKIP
+    assert _spoiled(ctx, "kv-blocks", **_engines("64", "64", "64")).verdict is Verdict.PASS
+    seen = _spoiled(ctx, "kv-blocks", **_engines(*left))
+    assert (seen.verdict, "engines" in seen.reason) == (Verdict.FAIL, True)
