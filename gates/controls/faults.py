@@ -200,6 +200,12 @@ def _drop_chunks(path: str, body: Body, chunks: list[Body]) -> list[Body]:
     return chunks
 
 
+def _drop_auto(path: str, body: Body, chunks: list[Body]) -> list[Body]:
+    """As `_drop_chunks`, only where the model chose to call."""
+    chosen = body.get("tools") and body.get("tool_choice") in (None, "auto")
+    return _drop_chunks(path, body, chunks) if chosen else chunks
+
+
 def _late(path: str, body: Body, chunks: list[Body]) -> list[Body]:
     """All fragments of a call arrive as one, at its end."""
     held: Body | None = None
@@ -282,6 +288,7 @@ def make(name: str) -> Fault:
         Fault("half-stream", "streams end without [DONE]", torn=True, transport=True),
         Fault("dropped-argument", "a tool argument is lost", reply=_each_message(_drop_argument), chunks=_drop_chunks),
         Fault("late-arguments", "tool arguments arrive in one piece at the end", chunks=_late),
+        Fault("lost-auto-argument", "a call the model chose to make loses a piece in a stream", chunks=_drop_auto),
         Fault("unconstrained-json", "structured output is not enforced", request=_unconstrained),
         Fault("endless-thinking", "the reasoning never ends", reply=_each_message(_endless)),
         Fault("repeating", "the text loops", reply=_repeat),
@@ -292,6 +299,10 @@ def make(name: str) -> Fault:
         Fault("silent-version", "the version is not told", told=server_faults.silent_version),
         Fault("lost-row", "a chat answer's last log probability is missing", reply=server_faults.lost_row),
         Fault("scaled-logprobs", "log probabilities of chat are halved", reply=server_faults.scaled_logprobs),
+        Fault("scaled-stream", "log probabilities are halved in streams", chunks=server_faults.scaled_stream),
+        Fault("lost-chunks", "a streamed completion loses pieces of its text", chunks=server_faults.lost_chunks),
+        Fault("lost-deltas", "the Responses API streams no text", chunks=server_faults.lost_deltas),
+        Fault("hidden-answer", "with hidden reasoning the answer is lost", reply=server_faults.hidden_answer),
         Fault(
             "miscounted-usage",
             "a prompt token too many is counted",
@@ -320,5 +331,6 @@ NAMES = (
     "marker-in-content", "early-stop", "half-stream", "dropped-argument", "late-arguments", "unconstrained-json",
     "endless-thinking", "repeating", "refusing-overload", "shrunk-cache", "late-compiles", "other-weights",
     "silent-version", "lost-row", "scaled-logprobs", "miscounted-usage", "lax-validation", "lost-item",
+    "lost-auto-argument", "scaled-stream", "lost-chunks", "lost-deltas", "hidden-answer",
     "neighbour-logprobs", "dropped-system", "dropped-history", "ignored-filters", "ignored-presence", "html-server",
 )  # fmt: skip

@@ -44,6 +44,7 @@ ALSO_RED: dict[str, dict[str, str]] = {
         "api-logprobs": "usage no longer agrees with the rows",
         "api-stream": "the plain answer no longer equals the stream",
         "api-structured": "an empty answer matches no schema",
+        "api-tool-choice": "nothing is said in the place of a call",
         "api-usage-errors": "usage no longer adds up",
     },
     "half-stream": {

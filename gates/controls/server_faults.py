@@ -47,6 +47,32 @@ def scaled_logprobs(path: str, body: Body, answer: Body) -> Body:
     return answer
 
 
+def scaled_stream(path: str, body: Body, chunks: list[Body]) -> list[Body]:
+    """Only streams: log probabilities are halved."""
+    for chunk in chunks:
+        scaled_logprobs(path, body, chunk)
+    return chunks
+
+
+def lost_chunks(path: str, body: Body, chunks: list[Body]) -> list[Body]:
+    """Every third piece of a completion's text is lost on its way."""
+    return [c for i, c in enumerate(chunks) if i % 3 != 2] if path == "/v1/completions" else chunks
+
+
+def lost_deltas(path: str, body: Body, chunks: list[Body]) -> list[Body]:
+    """The Responses API streams no text: its final event alone holds it."""
+    kept = [c for c in chunks if c.get("type") != "response.output_text.delta"]
+    return [{**c, "sequence_number": i} for i, c in enumerate(kept)] if path == "/v1/responses" else chunks
+
+
+def hidden_answer(path: str, body: Body, answer: Body) -> Body:
+    """Where the reasoning is to be hidden, the answer goes with it."""
+    for choice in answer.get("choices") or [] if body.get("include_reasoning") is False else []:
+        if isinstance(choice.get("message"), dict):
+            choice["message"]["content"] = None
+    return answer
+
+
 def miscounted(usage: Body | None) -> None:
     if usage and "prompt_tokens" in usage:
         usage["prompt_tokens"] += 1

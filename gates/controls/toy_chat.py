@@ -83,6 +83,14 @@ def rendered(body: dict[str, Any]) -> bytes:
     return text + b"#%08x" % zlib.crc32(text)
 
 
+def _spoken_of(body: dict[str, Any], tools: dict[str, Any]) -> str:
+    """The tool that the user's last message speaks of, by its name's last word or by one of its parameters."""
+    last = body["messages"][-1]
+    said = str(last.get("content")).lower() if last.get("role") == "user" else ""
+    words = {name: (name.rpartition("_")[2], *(schema.get("properties") or {})) for name, schema in tools.items()}
+    return next((name for name, known in words.items() if any(word in said for word in known)), "")
+
+
 def turns(model: ToyModel, body: dict[str, Any]) -> list[Turn]:
     """The choices of one chat request, cut at `max_tokens` (one token a character).
 
@@ -94,13 +102,11 @@ def turns(model: ToyModel, body: dict[str, Any]) -> list[Turn]:
     choice = body.get("tool_choice")
     out = []
     for index in range(int(body.get("n", 1))):
-        name = (
-            choice["function"]["name"]
-            if isinstance(choice, dict)
-            else next(iter(tools), "")
-            if choice == "required"
-            else ""
-        )
+        name = ""
+        if isinstance(choice, dict):
+            name = choice["function"]["name"]
+        elif choice != "none":
+            name = _spoken_of(body, tools) or (next(iter(tools), "") if choice == "required" else "")
         turn = Turn(REASONING, "" if name else _answer(model, body, index), forced_name=isinstance(choice, dict))
         if name:
             turn.calls.append((name, json.dumps(instance({"type": "object", **tools[name]}))))
@@ -290,6 +296,8 @@ def responses_events(model: ToyModel, body: dict[str, Any], name: str) -> list[d
     answer = responses_reply(model, body, name)
     events: list[dict[str, Any]] = [{"type": "response.created"}]
     for item in answer["output"]:
+        for part in item.get("content") or []:
+            events += [{"type": f"response.{part['type']}.delta", "delta": character} for character in part["text"]]
         if item["type"] == "function_call":
             text = item["arguments"]
             events += [

@@ -112,7 +112,7 @@ TOY = Wording(
     keys=tuple(a + b for a in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" for b in "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
     values=lambda rng: f"{rng.randrange(10000):04d}",
     chat=False,
-    skills=frozenset({"answer instead of a call"}),
+    skills=frozenset({"answer instead of a call", "call"}),
 )
 
 TINY = dataclasses.replace(

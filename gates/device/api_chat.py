@@ -80,9 +80,12 @@ def _cut(api: Api) -> None:
     expect(not marker_in(reasoning_of(choice["message"])), "a marker in cut reasoning")
 
 
-@SUITE.check(14, "include_reasoning false hides it")
+@SUITE.check(14, "include_reasoning false hides it, and nothing else")
 def _hidden(api: Api) -> None:
-    expect(not reasoning_of(api.message(include_reasoning=False)), "reasoning is shown")
+    hidden, plain = api.message(include_reasoning=False), api.message()
+    expect(not reasoning_of(hidden), "reasoning is shown")
+    texts = [message.get("content") or "" for message in (hidden, plain)]
+    expect(texts[0] == texts[1], f"content {texts[0]!r}, {texts[1]!r} with the reasoning shown")
 
 
 @SUITE.check(15, "thinking off still answers")
@@ -90,8 +93,11 @@ def _off(api: Api) -> None:
     reply = api.post(api.body(chat_template_kwargs={"enable_thinking": False}))
     expect(reply.status in (200, 400), f"status {reply.status}")
     if reply.status == 200:
-        found = marker_in(reply.json()["choices"][0]["message"].get("content"))
+        choice = reply.json()["choices"][0]
+        content = choice["message"].get("content")
+        found = marker_in(content)
         expect(not found, f"{found} in content")
+        expect(content or choice.get("finish_reason") != "stop", "stopped without content")
 
 
 @SUITE.check(16, "reasoning_effort values are mapped or refused, never a 500")
@@ -121,4 +127,4 @@ def _empty(api: Api) -> None:
     expect(status in (200, 400), f"status {status}")
 
 
-GATE = SUITE.gate("marker-in-content", "early-stop")
+GATE = SUITE.gate("marker-in-content", "early-stop", "hidden-answer")

@@ -45,7 +45,7 @@ def _call(api: Api) -> None:
     expect(not wrong, wrong)
 
 
-@SUITE.check(129, "stream events come in order with rising numbers")
+@SUITE.check(129, "stream events come in order with rising numbers, and spell the final answer")
 def _events(api: Api) -> None:
     body = {"model": api.client.model, "input": "Hello", "max_output_tokens": api.room, "temperature": 0}
     events = api.events("/v1/responses", body).chunks
@@ -55,6 +55,15 @@ def _events(api: Api) -> None:
     numbers = [e["sequence_number"] for e in events if "sequence_number" in e]
     expect(len(numbers) == len(events), f"{len(numbers)} sequence numbers for {len(events)} events")
     expect(numbers == sorted(set(numbers)), "sequence numbers do not rise")
+    final = events[-1].get("response") or {}
+    for kind, name in (("message", "output_text"), ("reasoning", "reasoning_text")):
+        parts = [part for item in _items(final, kind) for part in item.get("content") or []]
+        whole = "".join(part["text"] for part in parts if part.get("type") == name)
+        joined = "".join(e["delta"] for e in events if e.get("type") == f"response.{name}.delta")
+        # reasoning may be told at the end only
+        expect(
+            joined == whole or (kind == "reasoning" and not joined), f"{name} {joined!r} in deltas, {whole!r} in all"
+        )
 
 
 @SUITE.check(130, "text.format json_schema is kept")
@@ -99,4 +108,4 @@ def _usage(api: Api) -> None:
     expect((answer.get("usage") or {}).get("output_tokens") == 4, f"usage {answer.get('usage')}")
 
 
-GATE = SUITE.gate("lost-item", "html-server")
+GATE = SUITE.gate("lost-item", "lost-deltas", "html-server")

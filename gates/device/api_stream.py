@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""API checks 20-33: streaming."""
+"""API checks 20-33, 139 and 141: streaming."""
 
 from __future__ import annotations
 
 import time
 
 from gates.core import server_facts
-from gates.core.client import ServerTrouble
+from gates.core.client import ServerTrouble, said
 from gates.core.errors import Skip
 from gates.core.suite import PATH, Api, Suite, expect, held_back, marker_in, reasoning_of
 
@@ -144,4 +144,13 @@ def _paced(api: Api) -> None:
     expect(False, late)
 
 
-GATE = SUITE.gate("marker-in-content", "half-stream")
+@SUITE.check(141, "a completion's joined text equals the plain one's")
+def _completion(api: Api) -> None:
+    asked = {"model": api.client.model, "prompt": "Hello", "max_tokens": 24, "temperature": 0}
+    stream = api.events("/v1/completions", asked)
+    plain = api.client.complete("Hello", max_tokens=24, temperature=0)["choices"][0]
+    joined = "".join(choice["text"] for chunk in said(stream) for choice in chunk["choices"])
+    expect(joined == plain["text"], f"{joined!r} in a stream, {plain['text']!r} in the plain answer")
+
+
+GATE = SUITE.gate("marker-in-content", "half-stream", "lost-chunks")

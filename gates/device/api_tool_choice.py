@@ -95,7 +95,15 @@ def _named_stream(api: Api) -> None:
 
 @SUITE.check(59, "none makes no call")
 def _none(api: Api) -> None:
-    expect(not api.message("Weather in Paris?", tools=TOOLS, tool_choice="none").get("tool_calls"), "a call was made")
+    choice = api.choice("Weather in Paris?", tools=TOOLS, tool_choice="none")
+    expect(not choice["message"].get("tool_calls"), "a call was made")
+    _answered(api, choice["message"].get("content"), choice.get("finish_reason"))
+
+
+def _answered(api: Api, content: str | None, finish: str | None) -> None:
+    """A model that can answer in the place of a call does so."""
+    if api.ctx.wording.can("answer instead of a call") and finish == "stop":
+        expect(content, "stopped without content")
 
 
 @SUITE.check(60, "none leaks no markup, however one begs")
@@ -109,6 +117,7 @@ def _begging(api: Api) -> None:
 def _none_stream(api: Api) -> None:
     stream = api.stream("Weather in Paris?", tools=TOOLS, tool_choice="none")
     expect(not joined_calls(stream) and not marker_in(stream.joined("content")), "a call or markup")
+    _answered(api, stream.joined("content"), next(iter(stream.finish_reasons()), None))
 
 
 @SUITE.check(62, "required with thinking off")

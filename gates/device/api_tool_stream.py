@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""API checks 65-76: tool arguments as they stream, with the longest silence measured."""
+"""API checks 65-76 and 140: tool arguments as they stream, with the longest silence measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gates.core.errors import Skip
 from gates.core.schemas import WEATHER, WRITE, problem
-from gates.core.suite import Api, Suite, expect, held_back
+from gates.core.suite import Api, Suite, expect, held_back, marker_in
 from gates.device.api_tool_choice import joined_calls
 
 SUITE = Suite("api-tool-stream", "arguments arrive as fragments that join to the final string")
@@ -158,4 +158,25 @@ def _responses(api: Api) -> None:
         expect("".join(deltas).startswith(whole[0]) or "".join(deltas) == "".join(whole), "deltas and done differ")
 
 
-GATE = SUITE.gate("dropped-argument", "late-arguments")
+@SUITE.check(140, "a call that the model chooses to make streams as the plain answer has it")
+def _chosen(api: Api) -> None:
+    api.needs("call")
+    asked = "What is the weather in Paris in celsius?"
+    calls = api.message(asked, tools=[WEATHER]).get("tool_calls") or []
+    plain = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    stream = api.stream(asked, tools=[WEATHER])
+    streamed = [(call["name"], call["arguments"]) for call in joined_calls(stream)]
+    expect(plain, "no call")
+    expect(streamed == plain, f"{streamed} in a stream, {plain} in the plain answer")
+    expect(stream.finish_reasons() == ["tool_calls"], f"finish reasons {stream.finish_reasons()}")
+    seen: set[int] = set()
+    for _, piece in _pieces(stream):
+        named = bool(piece.get("id")), bool((piece.get("function") or {}).get("name"))
+        first = piece["index"] not in seen
+        seen.add(piece["index"])
+        expect(named == (first, first), f"delta {piece}")
+    found = marker_in(stream.joined("content"))
+    expect(not found, f"{found} in the content")
+
+
+GATE = SUITE.gate("dropped-argument", "late-arguments", "lost-auto-argument")

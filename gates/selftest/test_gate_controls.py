@@ -37,7 +37,7 @@ def test_every_gate_has_a_fault_that_is_no_broken_server() -> None:
 
 
 # Each of these has a sibling in the quick set that the same gate catches in the same way.
-SIBLINGS = ("dropped-history", "ignored-presence")
+SIBLINGS = ("dropped-history", "ignored-presence", "lost-auto-argument", "scaled-stream", "hidden-answer")
 
 
 @pytest.mark.parametrize(
