@@ -7,6 +7,7 @@ import pytest
 import xgrammar as xgr
 from turn_harness import recorded, request_of, tag_of
 from vllm.exceptions import VLLMValidationError
+from vllm.parser.turn_grammar import productive
 from vllm.parser.turn_grammar.muse_format import MUSE
 from vllm.parser.turn_grammar.productive import dead_rules
 from vllm.parser.turn_grammar.request import Serving, constrain_request
@@ -47,6 +48,28 @@ def test_a_grammar_that_never_ends_is_refused(grammar):
     error = refused({"structured_outputs": {"grammar": grammar}})
     assert error.parameter == "structured_outputs"
     assert DEAD[grammar] in str(error)
+
+
+@pytest.mark.parametrize(("last", "dead"), [('"a"', 0), ('"x" r2999', 3001)])
+def test_a_long_chain_of_rules_is_read_once(last, dead, monkeypatch):
+    """Its rules come in the worst order: each is known only when the next one is."""
+    chain = "".join(f'r{n} ::= "x" r{n + 1}\n' for n in range(2999))
+    text = f'root ::= "y" r0\n{chain}r2999 ::= {last}\n'
+    looks = []
+    real = productive._alternatives
+
+    class Needed(set):
+        def __len__(self):
+            looks.append(self)
+            return super().__len__()
+
+        def __le__(self, other):
+            looks.append(self)
+            return super().__le__(other)
+
+    monkeypatch.setattr(productive, "_alternatives", lambda body: [Needed(needed) for needed in real(body)])
+    assert len(dead_rules(text)) == dead
+    assert len(looks) <= 2 * 3001
 
 
 @pytest.mark.parametrize("grammar", ALIVE)

@@ -8,6 +8,8 @@ normal form has one rule a line, `name ::= (("text" other [a-z]*) | (third{2, 3}
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _TERMINAL = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\][*+?]?')
@@ -17,28 +19,38 @@ _RULE = re.compile(r"([A-Za-z_][\w.-]*)(\{0,)?")
 
 
 def dead_rules(grammar: Any) -> list[str]:
-    """Names of the rules that can be reached and derive no finite text.
+    """Names of the rules that can be reached and derive no finite text. Time is linear in the grammar's text.
 
     Args:
         grammar: an xgrammar `Grammar`.
     """
     rules = {name: _alternatives(body) for name, body in _lines(str(grammar))}
-    alive: set[str] = set()
-    while True:
-        more = {
-            name
-            for name, alternatives in rules.items()
-            if name not in alive and any(needed <= alive for needed in alternatives)
-        }
-        if not more:
-            break
-        alive |= more
+    alive = _alive(rules)
     reached, frontier = {"root"}, {"root"}
     while frontier:
         named = {name for rule in frontier for needed in rules.get(rule, ()) for name in needed}
         frontier = (named & rules.keys()) - reached
         reached |= frontier
     return [name for name in rules if name in reached and name not in alive]
+
+
+def _alive(rules: Mapping[str, Sequence[set[str]]]) -> set[str]:
+    """The rules that derive a finite text."""
+    users: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    missing = {name: [len(needed) for needed in alternatives] for name, alternatives in rules.items()}
+    for name, alternatives in rules.items():
+        for index, needed in enumerate(alternatives):
+            for other in needed:
+                users[other].append((name, index))
+    alive = {name for name, counts in missing.items() if 0 in counts}
+    pending = list(alive)
+    while pending:
+        for name, index in users[pending.pop()]:
+            missing[name][index] -= 1
+            if not missing[name][index] and name not in alive:
+                alive.add(name)
+                pending.append(name)
+    return alive
 
 
 def _lines(text: str) -> list[tuple[str, str]]:
