@@ -15,6 +15,7 @@ _LABELS = r'(?:[^"}]|"(?:[^"\\]|\\.)*")*'
 # Behind the value there may be a time and, in OpenMetrics, an exemplar.
 _SAMPLE = re.compile(rf"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{{({_LABELS})\}})?\s+(\S+)(?:\s+[\d.]+)?(?:\s+#\s.*)?$")
 RUNNING = "vllm:num_requests_running"  # the gauge of requests under way
+CACHE = "vllm:cache_config_info"  # its labels tell of each engine's KV cache
 STEADY = ("root", "parent", "quantization", "chat_template_sha256", "state_hash")
 _LOCK = re.compile(r"\+frontier\.([0-9a-f]{8,64})")
 

@@ -36,6 +36,8 @@ def ask(client: Client, say: Callable[[str], None]) -> ServerFacts:
 
 
 def _action(error: ServerTrouble, client: Client) -> str:
+    if "Hostname mismatch" in error.what or "IP address mismatch" in error.what:
+        return "give the address by the name that its certificate is for"
     if "CERTIFICATE_VERIFY_FAILED" in error.what:
         return "name the file of the authority that signed its certificate in $SSL_CERT_FILE"
     if not isinstance(error, BadStatus):

@@ -16,6 +16,7 @@ from functools import partial
 
 from gates.core import prompts, scoring, server_facts
 from gates.core.client import BadStatus, ServerTrouble, said
+from gates.core.errors import Skip
 from gates.core.gate import Context, Gate, judge
 from gates.core.load import Asked
 from gates.core.result import GateResult, Measurement
@@ -64,7 +65,7 @@ def _other_head(ctx: Context, rng: random.Random, tokens: int, length: int) -> f
     same value belongs to another name. The head is a whole number of blocks, as only whole blocks are shared; None
     where `length` tokens hold no head and tail of a block each.
     """
-    labels = server_facts.metric_labels(ctx.client, "vllm:cache_config_info")
+    labels = server_facts.metric_labels(ctx.client, server_facts.CACHE)
     told = labels[0].get("block_size", "") if labels else ""
     block = int(told) if told.isdigit() else 128
     size = length // 2 // block * block
@@ -111,6 +112,11 @@ def asks(ctx: Context) -> list[Asked]:
 
 
 def _run(ctx: Context) -> GateResult:
+    if any(
+        row.get("enable_prefix_caching") == "False"
+        for row in server_facts.metric_labels(ctx.client, server_facts.CACHE)
+    ):
+        raise Skip("the server keeps no prefix cache: no prompt would be warm")
     rungs = _rungs(ctx)
     rng = random.Random(ctx.seed())
     worst: dict[str, float] = {"warm": 0.0, "after aborts": 0.0, "prompt logprobs": 0.0}

@@ -12,7 +12,6 @@ from gates.core.gate import Context, Gate, judge
 from gates.core.result import GateResult, Measurement, Verdict
 
 COMPILES = ("vllm_gaudi:compiles_after_ready_total", "hpusim:compiles_after_ready_total")
-CACHE = "vllm:cache_config_info"
 SETTINGS = ("block_size", "cache_dtype", "gpu_memory_utilization", "num_gpu_blocks_override")  # what its size is set by
 
 
@@ -77,10 +76,10 @@ def _compiles(ctx: Context) -> GateResult:
 
 
 def _blocks(ctx: Context) -> GateResult:
-    labels = server_facts.metric_labels(ctx.client, CACHE)  # a row an engine, where there are several
+    labels = server_facts.metric_labels(ctx.client, server_facts.CACHE)  # a row an engine, where there are several
     told = [raw for row in labels if (raw := row.get("num_gpu_blocks", "")).isdecimal()]
     if not told:
-        raise Skip(f"the server reports no {CACHE}")
+        raise Skip(f"the server reports no {server_facts.CACHE}")
     if len(told) < len(labels):
         raise Failed(f"{len(labels) - len(told)} of {len(labels)} engines tell no number of KV blocks")
     blocks = min(map(int, told))

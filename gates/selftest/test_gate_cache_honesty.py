@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gates.controls import matrix, toy_server
+from gates.controls import matrix, proxy, toy_server
+from gates.controls.faults import Fault
 from gates.core import gate
 from gates.core.client import Client, ServerTrouble
 from gates.core.result import GateResult, Verdict
@@ -123,3 +124,13 @@ def test_answers_that_part_without_candidates_are_not_judged() -> None:
     near = {1: -0.69, 2: -0.70}
     a, b = dataclasses.replace(a, top=(near,)), dataclasses.replace(b, top=(near,))
     assert cache_honesty._agreeing(a, b) < 1
+
+
+@pytest.mark.parametrize(("told", "verdict"), [("False", Verdict.SKIP), ("True", Verdict.PASS)])
+def test_without_a_prefix_cache_nothing_is_warm(good_server: str, tmp_path: Path, told: str, verdict: Verdict) -> None:
+    row = f'vllm:cache_config_info{{block_size="128",enable_prefix_caching="{told}"}} 1.0\n'
+    fault = Fault("f", "a page that tells", page=lambda path, text: row)
+    server, address = proxy.serve(good_server, fault)
+    seen = run_one(GATES["cache-honesty"], matrix.context(address, tmp_path))
+    server.shutdown()
+    assert seen.verdict is verdict, seen.reason
