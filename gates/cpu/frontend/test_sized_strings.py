@@ -8,6 +8,8 @@ import random
 
 import pytest
 import xgrammar as xgr
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from vllm.parser.turn_grammar import sized_strings
 from vllm.parser.turn_grammar.formats import structural_tag
 from vllm.parser.turn_grammar.sized_strings import sized_json
@@ -92,6 +94,25 @@ def test_wherever_it_stands(schema):
     grammar = compiled({"type": "array", "items": {**SCHEMAS[0], "minLength": 2}})
     assert takes(grammar, r'["a\n", null, "abc"]')
     assert not takes(grammar, '["a"]')
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]) | st.sampled_from("éüßx0aF\\"), max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_the_texts_of_the_schema_are_read_back_as_they_are(text):
+    schema = {"type": "object", "properties": {text: {"type": "string", "maxLength": 3}, "e": {"enum": [text]}}}
+    grammar = str(xgr.Grammar.from_json_schema(json.dumps({**schema, "required": ["e"]})))
+    again = xgr.Grammar.from_ebnf(sized_strings.with_escapes(grammar))
+    kept = [line for line in str(again).splitlines() if not line.startswith("sized_") and "sized_" not in line]
+    assert [line for line in kept if "_characters" not in line] == [
+        line for line in grammar.splitlines() if "_characters" not in line
+    ]
+
+
+@pytest.mark.parametrize("name", ["année", "größe", "straße", "\u00e9\u00e9a0", "日本a", "\u2028f"])
+def test_names_and_values_in_any_script(name):
+    sized = {"type": "string", "maxLength": 9}
+    schema = {"type": "object", "properties": {name: sized, "e": {"enum": [name]}}, "required": [name, "e"]}
+    assert takes(compiled(schema), json.dumps({name: "x", "e": name}, ensure_ascii=False))
 
 
 def test_names_of_properties():

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from parser_turns import full, join, stream
 from turn_harness import ByteMatcher, recorded, request_of, tag_of
 from vllm.exceptions import VLLMValidationError
 from vllm.parser.turn_grammar.muse_format import MUSE
@@ -41,6 +44,17 @@ def tools(name, parameters, strict):
     turn = BEAM if name == "beam" else MUSE
     matcher = ByteMatcher(tag_of(constrain_request(request, turn, prompt=ASKED[name], serving=Serving())))
     return lambda **arguments: matcher.read(call(name, arguments))[1]
+
+
+def parsed(name, listed, text):
+    """The arguments that the parser reads of the call, whole and streamed."""
+    options = {"request": {"tools": listed}, "reasoning_parser": name, "tool_parser": name, "enable_auto_tools": True}
+    data = recorded(f"{name}_parse")
+    case = {"options": options, "prompt": ASKED[name], "text": text, "template": "T1"}
+    streamed = join(stream(data, case, list(text)))["tool_calls"]
+    (one,) = full(data, case)["tool_calls"]
+    assert streamed == [one]
+    return json.loads(one["arguments"])
 
 
 def schema(defs=None, required=None, **properties):
@@ -136,10 +150,9 @@ def test_a_strict_enumeration_behind_a_reference(name):
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (schema(p={}, q={"enum": ["a", 1]}), "property 'q' declares no type"),
+        (schema(p={}, q={"minimum": 1}), "'minimum' without a type at properties.q"),
         ({**schema(p=INTEGER), "additionalProperties": True}, "additionalProperties is not false"),
         ({**schema(p=INTEGER), "minProperties": 1}, "minProperties"),
-        (schema(p={"type": "array", "items": {"type": "string", "maxLength": 3}}), "the length of a string"),
         (schema(p={"$ref": "#/$defs/none"}), "property 'p' declares no type"),
     ],
 )
@@ -148,3 +161,55 @@ def test_what_a_strict_tool_is_not_held_to_is_refused(name, given, reason):
         tools(name, given, True)
     assert caught.value.parameter == "tools"
     assert tools(name, given, False) is not None
+
+
+FIXED = {
+    "literal or none": ({"enum": ["x", None]}, {"x": "x", "null": None}, ["y", "1"]),
+    "numbers": ({"enum": [1, 2]}, {"1": 1, "2": 2}, ["3", "x"]),
+    "constant": ({"const": 3}, {"3": 3}, ["4"]),
+    "mixed": ({"enum": ["a", "b", 3]}, {"a": "a", "3": 3}, ["c", "4"]),
+    "in a union": ({"anyOf": [{"const": 1}, {"type": "null"}]}, {"1": 1, "null": None}, ["2"]),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", FIXED)
+def test_fixed_values_of_a_strict_tool_have_their_own_type(name, case):
+    given, values, others = FIXED[case]
+    parameters = schema(required=["p"], p=given)
+    takes = tools(name, parameters, True)
+    assert [takes(p=text) for text in values] == [True] * len(values)
+    assert [takes(p=text) for text in others] == [False] * len(others)
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    for text, value in values.items():
+        assert parsed(name, [tool], call(name, {"p": text})) == {"p": value}
+
+
+@BOTH
+def test_a_strict_list_of_its_own_kind(name):
+    """As Zod writes a schema that refers to itself."""
+    rest = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+    takes = tools(name, schema(required=["v", "next"], v={"type": "string"}, next=rest), True)
+    assert takes(v="a", next='{"v": "b", "next": {"v": "c", "next": null}}')
+    assert takes(v="a", next="null")
+    assert not takes(v="a", next='{"v": "b"}')
+    takes = tools(name, schema(required=["v"], v={"type": "string"}, next={"$ref": "#"}), True)
+    assert takes(v="a", next='{"v": "b", "next": {"v": "c"}}')
+    assert not takes(v="a", next="x")
+
+
+@BOTH
+@pytest.mark.parametrize("given", [{"type": "object"}, {"type": "object", "additionalProperties": False}, {}, None])
+def test_a_strict_tool_without_parameters(name, given):
+    takes = tools(name, given, True)
+    assert takes()
+    assert not takes(p="1")
+
+
+@BOTH
+def test_a_length_inside_of_an_argument_is_left_and_the_rest_held(name):
+    """As Pydantic's `list[constr(max_length=3)]`: no grammar holds a length and the call's own delimiters."""
+    short = {"type": "string", "minLength": 1, "maxLength": 3}
+    takes = tools(name, schema(required=["p"], p={"type": "array", "items": short}), True)
+    assert takes(p='["abcd"]')
+    assert not takes(p="[1]")

@@ -84,6 +84,7 @@ HELD = [
     {"type": "object", "oneOf": [{"properties": {"k": {"const": "a"}}, "required": ["k"]}]},
     {**OPTIONAL, "if": {"minimum": 5}},
     record(a={"type": ["number", "null"], "enum": [1, 2.5, None], "minimum": 1}, b={"type": "string", "const": "x"}),
+    record(a={"type": "string", "nullable": True, "enum": ["x", None]}),
     record(a={"type": "string", "pattern": '^[^"]+$'}, b={"type": "string", "pattern": "^ab$"}),
 ]
 

@@ -244,8 +244,8 @@ class UnifiedParser(Parser):
 
 
 def declared_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """Name and parameters of a request's function tools, in either API's form; namespaces of the Responses API are
-    flattened, other kinds of tools left out."""
+    """Name, parameters and strictness of a request's function tools, in either API's form; namespaces of the Responses
+    API are flattened, other kinds of tools left out."""
     found = []
     for tool in tools or ():
         if getattr(tool, "type", None) == "namespace":
@@ -253,7 +253,7 @@ def declared_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]]:
             continue
         function = _field(tool, "function") or tool
         if _field(tool, "type") in (None, "function") and isinstance(_field(function, "name"), str):
-            found.append({"name": _field(function, "name"), "parameters": _field(function, "parameters")})
+            found.append({key: _field(function, key) for key in ("name", "parameters", "strict")})
     return found
 
 

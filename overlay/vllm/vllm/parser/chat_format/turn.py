@@ -10,7 +10,7 @@ from typing import Any
 from vllm.parser.chat_format import json_text
 from vllm.parser.chat_format.content import field_value
 from vllm.parser.chat_format.conversion import convert, schema_types
-from vllm.parser.chat_format.references import followed
+from vllm.parser.chat_format.references import followed, typed_by_values
 from vllm.parser.chat_format.regions import RegionParser
 from vllm.parser.chat_format.scanning import Wait, Watch, wait_for, watch_for
 from vllm.parser.chat_format.steady import SteadyTurn
@@ -30,7 +30,11 @@ def tool_properties(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str
             parameters = function.get("parameters")
             properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
             declared = properties if isinstance(properties, Mapping) else {}
-            found[function["name"]] = {key: followed(schema, parameters) for key, schema in declared.items()}
+            properties = {key: followed(schema, parameters) for key, schema in declared.items()}
+            if function.get("strict"):
+                # Its arguments are held to its fixed values, so they are read as these.
+                properties = {key: typed_by_values(schema) for key, schema in properties.items()}
+            found[function["name"]] = properties
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.parser.chat_format.references import followed
+from vllm.parser.chat_format.references import followed, typed_by_values
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.definitions import TABLES, Definitions, through_definitions
 from vllm.parser.turn_grammar.formats import NotGrammar
@@ -40,7 +40,7 @@ def arguments(
     """Arguments by the tool's schema, in declared or in alphabetical order.
 
     Args:
-        strict: references that decide a property's type are followed, and every length is held.
+        strict: references that decide a property's type are followed, and fixed values have their own types.
 
     Raises:
         NotGrammar: the schema asks for something that cannot be held to; the caller leaves
@@ -97,8 +97,8 @@ def _read(parameters: Any, strict: bool) -> Any:
     parameters = without(parameters, ANNOTATIONS)
     if not isinstance(parameters, Mapping):
         return parameters
-    if strict and isinstance(properties := parameters.get("properties"), Mapping):
-        typed = {name: followed(schema, parameters) for name, schema in properties.items()}
+    if strict and isinstance(properties := parameters.get("properties", {}), Mapping):
+        typed = {name: typed_by_values(followed(schema, parameters)) for name, schema in properties.items()}
         parameters = {**parameters, "properties": typed}
     return through_definitions(parameters)
 
@@ -132,7 +132,7 @@ def _declared(
         if not declared_types(schema):
             raise NotGrammar(f"property {name!r} declares no type")
         try:
-            held = value(schema, definitions, delimiters, strips=call.parameter.strips, strict=strict)
+            held = value(schema, definitions, delimiters, strips=call.parameter.strips)
             declared.append(Argument(name, name in required, held))
         except NotGrammar as error:
             raise NotGrammar(f"property {name!r}: {error}") from error

@@ -35,6 +35,8 @@ _ESCAPE = (
     r'"\\" ([\"\\/bfnrt] | "u" ([0-9a-cefA-CEF] HEX | [dD] [0-7]) HEX HEX'
     r' | "u" [dD] [89abAB] HEX HEX "\\u" [dD] [c-fC-F] HEX HEX)'
 ).replace("HEX", _HEX)
+# The library writes U+00E9 as `\xe9`, and reads any hexadecimal digits behind it as part of it.
+_ESCAPED = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)", re.DOTALL)
 # As the library writes them, and the rule of one character.
 _COUNTED = re.compile(r'\("\\"" \w+_characters\{(\d+), (-?\d+)\} "\\""\)')
 _CHARACTER = re.compile(r"^(\w+_characters) ::= \(\(\[\^\\\"\\\\\\r\\n\]\)\)$", re.MULTILINE)
@@ -51,6 +53,7 @@ def sized_json(schema: Any) -> f.Format:
 def with_escapes(grammar: str) -> str:
     """The library's grammar of a schema with its bounded strings written anew."""
     rules = _Rules()
+    grammar = _ESCAPED.sub(lambda match: rf"\u00{match[1]}" if match[1] else match[0], grammar)
     grammar = _COUNTED.sub(lambda match: f"({rules.string(int(match[1]), int(match[2]))})", grammar)
     return "\n".join([_CHARACTER.sub(r"\1 ::= (sized_plain)", grammar), *rules.lines()])
 

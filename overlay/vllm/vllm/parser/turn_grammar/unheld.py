@@ -90,7 +90,7 @@ def _of_fixed(node: Mapping[str, Any]) -> Iterator[str]:
         if _is(limit := node.get(bound), "number") and not all(meets(value, limit) for value in numbers):
             yield f"{bound!r} beside {name!r}"
     if (types := node.get("type")) is not None:
-        named = types if isinstance(types, list) else [types]
+        named = [*(types if isinstance(types, list) else [types]), *["null"] * (node.get("nullable") is True)]
         if not all(any(_is(value, kind) for kind in named) for value in values):
             yield f"'type' beside {name!r} of another type"
 

@@ -12,7 +12,7 @@ from vllm.parser.chat_format.conversion import JsonConversion, convert
 from vllm.parser.turn_grammar import formats as f
 from vllm.parser.turn_grammar.definitions import Definitions
 from vllm.parser.turn_grammar.formats import NotGrammar
-from vllm.parser.turn_grammar.json_schemas import bounds_string_length, excludable
+from vllm.parser.turn_grammar.json_schemas import excludable
 from vllm.parser.turn_grammar.strings import literals, may_write, string_value
 
 JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
@@ -66,12 +66,7 @@ def declared_types(schema: Any) -> tuple[str, ...]:
 
 
 def value(
-    schema: Mapping[str, Any],
-    definitions: Definitions,
-    delimiters: Sequence[str],
-    *,
-    strips: bool = False,
-    strict: bool = False,
+    schema: Mapping[str, Any], definitions: Definitions, delimiters: Sequence[str], *, strips: bool = False
 ) -> f.Format:
     """Format of the text of one value.
 
@@ -80,7 +75,6 @@ def value(
         definitions: those of the tool's schema; what the property reaches is kept beside it.
         delimiters: substrings the text may not hold.
         strips: the parser strips white space around the text.
-        strict: raise NotGrammar for a length inside of JSON, which no grammar holds beside `delimiters`.
     """
     types = declared_types(schema)
     if not types:
@@ -90,11 +84,11 @@ def value(
     if types == ("string",) and not union:
         return string_value(schema, delimiters, strips=strips)
     if "string" not in types:
-        return _json(schema, types, definitions, delimiters, strict)
+        return _json(schema, types, definitions, delimiters)
     if isinstance(values := schema.get("enum"), list) and values:
         return f.any_of(literals(_read_back(values, types), delimiters))
     if union:
-        return f.alt(*(value(member, definitions, delimiters, strips=strips, strict=strict) for member in members))
+        return f.alt(*(value(member, definitions, delimiters, strips=strips) for member in members))
     return f.text(delimiters)
 
 
@@ -126,7 +120,7 @@ _UNBOUNDED = frozenset({"type", "title", "description", "default", "examples"})
 
 
 def _json(
-    schema: Mapping[str, Any], types: Sequence[str], definitions: Definitions, delimiters: Sequence[str], strict: bool
+    schema: Mapping[str, Any], types: Sequence[str], definitions: Definitions, delimiters: Sequence[str]
 ) -> f.Format:
     if len(types) == 1 and types[0] in _NUMBERS and _UNBOUNDED.issuperset(schema):
         return f.regex(_NUMBERS[types[0]])
@@ -134,6 +128,4 @@ def _json(
     if body.pop("nullable", None) is True:
         body = {"anyOf": [body, {"type": "null"}]}
     body.update(definitions.beside(body))
-    if strict and bounds_string_length(body):
-        raise NotGrammar("the length of a string inside of JSON")
     return f.accepted(f.json_value(excludable(body, lambda pattern: may_write(pattern, delimiters)), delimiters))
