@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gates.core.client import MOST_BYTES, Client, ServerTrouble
-from gates.core.errors import Failed
+from gates.core.errors import Failed, Skip
 
 COMPLETIONS = "POST /v1/completions"
 CANDIDATE_BYTES = 256  # of JSON for one candidate of one position, at most
@@ -120,7 +120,7 @@ def continue_greedily(
         top: candidates to list per token.
     Raises:
         ServerTrouble: ids or log probabilities are missing.
-        Skip: as `score`.
+        Skip: as `score`; the server caps answers at fewer tokens.
         Failed: there are more or fewer tokens, a log probability is none, or the candidates are no distribution.
     """
     answer = client.complete(
@@ -138,6 +138,8 @@ def continue_greedily(
     names, values = block.get("tokens"), block.get("token_logprobs")
     if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
         raise ServerTrouble("no logprobs of the continuation", where=COMPLETIONS)
+    if 0 < len(names) < max_tokens and choice.get("finish_reason") == "length":
+        raise Skip(f"the server ends answers at {len(names)} tokens, the profile asks for {max_tokens}")
     if len(names) != max_tokens:
         raise Failed(f"{len(names)} tokens where {max_tokens} were asked for, the model's own end ignored")
     try:

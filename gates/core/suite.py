@@ -131,6 +131,24 @@ class Api:
         return reply
 
 
+def as_plain(streamed: Any, plain: Callable[[], Any]) -> None:
+    """A stream of a greedy answer tells what `plain` does.
+
+    Where the two differ the plain answer is asked for twice more: in another batch a near-tie may turn.
+
+    Raises:
+        Skip: the plain answers differ among themselves, and from the stream.
+        Failed: they agree, and the stream does not.
+    """
+    first = plain()
+    if streamed == first:
+        return
+    again = [plain() for _ in range(2)]
+    if streamed not in again and again != [first, first]:
+        raise Skip("greedy answers differ from each other here")
+    expect(streamed in again, f"{str(streamed)[:200]!r} in a stream, {str(first)[:200]!r} in the plain answer")
+
+
 def held_back(stream: Stream) -> str:
     """Why a chat stream is none to a user: nothing for most of its time, or all in a piece; "" where it is one.
 

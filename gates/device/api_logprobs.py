@@ -65,9 +65,10 @@ def _stream(api: Api) -> None:
         for choice in c.get("choices") or []
         for row in ((choice.get("logprobs") or {}).get("content") or [])
     ]
-    # A stream may leave out rows of the turn's header, which no delta shows; it may not lose or reorder others.
-    rest = iter(plain)
-    same = [next((other for other in rest if other["token"] == row["token"]), None) for row in rows]
+    # A stream may leave out rows of the turn's header, which no delta shows and which come first; it may not lose or
+    # reorder others.
+    rest = reversed(plain)
+    same = [next((other for other in rest if other["token"] == row["token"]), None) for row in reversed(rows)][::-1]
     told = [row["token"] for row in rows]
     expect(rows and all(same), f"{told} are not in order among {[row['token'] for row in plain]}")
     pairs = [(row, other) for row, other in zip(rows, same, strict=True) if other is not None]

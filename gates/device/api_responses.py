@@ -27,6 +27,11 @@ def _items(answer: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [item for item in answer.get("output") or [] if item.get("type") == kind]
 
 
+def _text(answer: dict[str, Any], kind: str = "message", part_type: str = "output_text") -> str:
+    parts = [part for item in _items(answer, kind) for part in item.get("content") or []]
+    return "".join(part["text"] for part in parts if part.get("type") == part_type)
+
+
 @SUITE.check(127, "an answer has a reasoning and a message item without markers")
 def _kinds(api: Api) -> None:
     answer = _create(api)
@@ -57,9 +62,11 @@ def _events(api: Api) -> None:
     expect(numbers == sorted(set(numbers)), "sequence numbers do not rise")
     final = events[-1].get("response") or {}
     for kind, name in (("message", "output_text"), ("reasoning", "reasoning_text")):
-        parts = [part for item in _items(final, kind) for part in item.get("content") or []]
-        whole = "".join(part["text"] for part in parts if part.get("type") == name)
+        whole = _text(final, kind, name)
         joined = "".join(e["delta"] for e in events if e.get("type") == f"response.{name}.delta")
+        if kind == "message":
+            plain = _text(_create(api))
+            expect(whole or not plain, f"no {name}, {plain!r} in the plain answer")
         # reasoning may be told at the end only
         expect(
             joined == whole or (kind == "reasoning" and not joined), f"{name} {joined!r} in deltas, {whole!r} in all"
@@ -71,13 +78,7 @@ def _format(api: Api) -> None:
     answer = _create(
         api, "Answer.", text={"format": {"type": "json_schema", "name": "answer", "schema": ENUM, "strict": True}}
     )
-    texts = [
-        part["text"]
-        for item in _items(answer, "message")
-        for part in item.get("content") or []
-        if part.get("type") == "output_text"
-    ]
-    wrong = problem("".join(texts), ENUM)
+    wrong = problem(_text(answer), ENUM)
     expect(not wrong, wrong)
 
 

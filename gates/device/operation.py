@@ -94,12 +94,15 @@ def _blocks(ctx: Context) -> GateResult:
     known, engines = recorded
     details |= {"known": known, "recorded": str(record.path)}
     if len(told) < engines:
-        raise Failed(f"{len(told)} engines tell their KV blocks, {engines} did when they were recorded")
+        raise Failed(
+            f"{len(told)} engines tell their KV blocks, {engines} did when they were recorded; if that is meant, "
+            f"delete {record.path}"
+        )
     return judge(ctx, "kv-blocks", Measurement(blocks / known, "ratio"), details=details)
 
 
 def _counts(value: Any) -> tuple[int, int]:
-    """Blocks of the smallest engine, and the number of engines; records of old hold the blocks alone."""
+    """The least number of blocks that an engine tells, and the number of engines; older records hold the blocks."""
     pair = value if isinstance(value, list) and len(value) == 2 else [value, 1]
     if not all(type(count) is int and count > 0 for count in pair):
         raise ValueError(f"{value!r} is no number of blocks and of engines")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 from pathlib import Path
@@ -17,7 +18,7 @@ from gates.core.client import Client, ServerTrouble
 from gates.core.errors import Failed, Skip
 from gates.core.result import GateResult, Verdict
 from gates.core.runner import run_one
-from gates.core.suite import Api
+from gates.core.suite import Api, as_plain
 from gates.device import api_sampling, api_stream, canary, length_band, output_shape
 
 GATES = gate.discover()
@@ -223,9 +224,13 @@ def test_a_request_that_is_not_freed_is_told_from_those_of_other_users(
     _hang_up(ctx, monkeypatch, 1.0, 1.0, 0.0)  # the last of the requests before
     with pytest.raises(Skip, match="2 other requests run on the server"):
         _hang_up(ctx, monkeypatch, 2.0)
+    with pytest.raises(Skip, match="2 other requests run on the server"):  # another came, and went
+        _hang_up(ctx, monkeypatch, *[2.0] * 4, *[3.0] * 12, *[4.0] * 4, 3.0)
+    with pytest.raises(Failed, match="requests under way 0 s later: 7, and 4 before"):  # leaks, and three more
+        _hang_up(ctx, monkeypatch, *[4.0] * 4, *[5.0] * 10, *[6.0] * 10, 7.0)
     with pytest.raises(Skip, match="3 requests run on the server, of which one can be this check's"):
         _hang_up(ctx, monkeypatch, 0.0, 0.0, 3.0)
-    with pytest.raises(Failed, match="1 request still runs"):
+    with pytest.raises(Failed, match="requests under way 0 s later: 1, and 0 before"):
         _hang_up(ctx, monkeypatch, 0.0, 0.0, 1.0)
     with pytest.raises(ServerTrouble, match="without vllm:num_requests_running"):
         _hang_up(ctx, monkeypatch, 0.0, 0.0, None)
@@ -236,3 +241,13 @@ def test_a_stream_that_ends_by_itself_frees_nothing(ctx: gate.Context, monkeypat
     with pytest.raises(Failed, match="nothing to hang up on"):
         _hang_up(dataclasses.replace(ctx, client=Client(address, model="toy")), monkeypatch, 0.0)
     server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("plain", "expected"),
+    [("aaa", Failed), ("aab", None), ("abb", None), ("acc", Skip), ("aca", Skip), ("b", None)],
+)
+def test_a_stream_is_held_to_what_the_plain_answers_agree_on(plain: str, expected: type[Exception] | None) -> None:
+    answers = iter(plain)
+    with contextlib.nullcontext() if expected is None else pytest.raises(expected):
+        as_plain("b", lambda: next(answers))

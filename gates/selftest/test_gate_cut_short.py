@@ -26,11 +26,11 @@ def stand_in(good_server: str) -> gate.Context:
     return matrix.context(good_server, Path("nowhere"))
 
 
-def _cut(answer: dict[str, Any], tokens: int) -> dict[str, Any]:
+def _cut(answer: dict[str, Any], tokens: int, reason: str = "abort") -> dict[str, Any]:
     for choice in answer.get("choices") or []:
         if (block := choice.get("logprobs")) and "token_logprobs" in block:
             choice["logprobs"] = {name: values[:tokens] for name, values in block.items()}
-            choice.update(text=choice["text"][:tokens], finish_reason="abort")
+            choice.update(text=choice["text"][:tokens], finish_reason=reason)
     return answer
 
 
@@ -45,6 +45,13 @@ def test_a_continuation_is_as_long_as_was_asked(stand_in: gate.Context, tokens: 
         scoring.continue_greedily(Client(address, model="toy"), [97, 98], max_tokens=32)
     server.shutdown()
     assert len(scoring.continue_greedily(stand_in.client, [97, 98], max_tokens=32).tokens) == 32
+
+
+def test_a_server_that_caps_answers_is_no_fault_of_it(stand_in: gate.Context) -> None:
+    """As vLLM's `max_new_tokens` among the generation settings that override a client's."""
+    seen = run_behind(stand_in, "decode-vs-prefill", reply=lambda path, body, answer: _cut(answer, 24, "length"))
+    assert seen.verdict is Verdict.SKIP, seen
+    assert "ends answers at 24 tokens" in seen.reason
 
 
 def test_decode_is_not_judged_by_its_first_token(stand_in: gate.Context) -> None:

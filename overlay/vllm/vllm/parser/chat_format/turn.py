@@ -28,7 +28,8 @@ def tool_properties(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str
         function = tool.get("function", tool)
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
             parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            whole = followed(parameters, parameters) if isinstance(parameters, Mapping) else {}
+            properties = whole.get("properties")
             declared = properties if isinstance(properties, Mapping) else {}
             properties = {key: followed(schema, parameters) for key, schema in declared.items()}
             if function.get("strict"):

@@ -97,6 +97,9 @@ def _read(parameters: Any, strict: bool) -> Any:
     parameters = without(parameters, ANNOTATIONS)
     if not isinstance(parameters, Mapping):
         return parameters
+    if strict:
+        # As a schema of a model that holds its own kind is written: a reference at the top.
+        parameters = {key: value for key, value in followed(parameters, parameters).items() if key[:2] != "x-"}
     if strict and isinstance(properties := parameters.get("properties", {}), Mapping):
         typed = {name: typed_by_values(followed(schema, parameters)) for name, schema in properties.items()}
         parameters = {**parameters, "properties": typed}
