@@ -168,6 +168,7 @@ FIXED = {
     "numbers": ({"enum": [1, 2]}, {"1": 1, "2": 2}, ["3", "x"]),
     "constant": ({"const": 3}, {"3": 3}, ["4"]),
     "mixed": ({"enum": ["a", "b", 3]}, {"a": "a", "3": 3}, ["c", "4"]),
+    "text that reads as JSON": ({"enum": ["3.10", "true", "on"]}, {"3.10": "3.10", "true": "true"}, ["3.1", "False"]),
     "in a union": ({"anyOf": [{"const": 1}, {"type": "null"}]}, {"1": 1, "null": None}, ["2"]),
 }
 

@@ -56,7 +56,7 @@ def typed_by_values(schema: Any) -> Any:
         union: list(map(typed_by_values, schema[union])) for union in _UNIONS if isinstance(schema.get(union), list)
     }
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if unions or not isinstance(values, list) or all(isinstance(value, str) for value in values):
+    if unions or not isinstance(values, list) or not values:
         return {**schema, **unions}
     kinds = [name for name, kind in _KINDS.items() if any(_is(value, kind) for value in values)]
     return {**schema, "type": kinds + ["string"] * any(isinstance(value, str) for value in values)}
