@@ -112,12 +112,13 @@ class Continuation:
 
 
 def continue_greedily(
-    client: Client, prompt: Sequence[int], *, max_tokens: int, top: int = 1, **options: Any
+    client: Client, prompt: Sequence[int], *, max_tokens: int, top: int = 1, capped: bool = False, **options: Any
 ) -> Continuation:
     """Decode `max_tokens` tokens greedily (EOS ignored) with their log probabilities.
 
     Args:
         top: candidates to list per token.
+        capped: as many tokens were let through when more were asked for.
     Raises:
         ServerTrouble: ids or log probabilities are missing.
         Skip: as `score`; the server caps answers at fewer tokens.
@@ -138,8 +139,10 @@ def continue_greedily(
     names, values = block.get("tokens"), block.get("token_logprobs")
     if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
         raise ServerTrouble("no logprobs of the continuation", where=COMPLETIONS)
-    if 0 < len(names) < max_tokens and choice.get("finish_reason") == "length":
-        raise Skip(f"the server ends answers at {len(names)} tokens, the profile asks for {max_tokens}")
+    if 0 < len(names) < max_tokens and choice.get("finish_reason") == "length" and not capped:
+        # An operator's cap lets as many through when no more are asked for; a server that miscounts does not.
+        continue_greedily(client, prompt, max_tokens=len(names), top=top, capped=True, **options)
+        raise Skip(f"the server ends answers at {len(names)} tokens, {max_tokens} are asked for")
     if len(names) != max_tokens:
         raise Failed(f"{len(names)} tokens where {max_tokens} were asked for, the model's own end ignored")
     try:

@@ -77,8 +77,15 @@ def _equal(api: Api) -> None:
     stream = _forced(api)
     if stream.finish_reasons() == ["length"]:
         raise Skip("the call was cut off")
-    told = [(call["name"], call["arguments"]) for call in joined_calls(stream)]
-    as_plain(told, lambda: _plain_calls(api, LONG, tools=[WRITE], tool_choice=FORCED))
+    told = iter([stream])
+    as_plain(
+        lambda: _calls(next(told, None) or _forced(api)),
+        lambda: _plain_calls(api, LONG, tools=[WRITE], tool_choice=FORCED),
+    )
+
+
+def _calls(stream: Any) -> list[tuple[str, str]]:
+    return [(call["name"], call["arguments"]) for call in joined_calls(stream)]
 
 
 def _plain_calls(api: Api, asked: str, **options: Any) -> list[tuple[str, str]]:
@@ -165,9 +172,12 @@ def _chosen(api: Api) -> None:
     api.needs("call")
     asked = "What is the weather in Paris in celsius?"
     stream = api.stream(asked, tools=[WEATHER])
-    streamed = [(call["name"], call["arguments"]) for call in joined_calls(stream)]
-    expect(streamed, "no call")
-    as_plain(streamed, lambda: _plain_calls(api, asked, tools=[WEATHER]))
+    expect(_calls(stream), "no call")
+    told = iter([stream])
+    as_plain(
+        lambda: _calls(next(told, None) or api.stream(asked, tools=[WEATHER])),
+        lambda: _plain_calls(api, asked, tools=[WEATHER]),
+    )
     expect(stream.finish_reasons() == ["tool_calls"], f"finish reasons {stream.finish_reasons()}")
     seen: set[int] = set()
     for _, piece in _pieces(stream):

@@ -54,6 +54,14 @@ def test_a_server_that_caps_answers_is_no_fault_of_it(stand_in: gate.Context) ->
     assert "ends answers at 24 tokens" in seen.reason
 
 
+def test_a_server_that_miscounts_has_no_cap(stand_in: gate.Context) -> None:
+    def one_less(path: str, body: dict, answer: dict) -> dict[str, Any]:
+        return _cut(answer, body.get("max_tokens", 1) - 1, "length")
+
+    seen = run_behind(stand_in, "decode-vs-prefill", reply=one_less)
+    assert seen.verdict is Verdict.FAIL, seen
+
+
 def test_decode_is_not_judged_by_its_first_token(stand_in: gate.Context) -> None:
     """Which the prefill makes."""
     seen = run_behind(stand_in, "decode-vs-prefill", reply=lambda path, body, answer: _cut(answer, 1))
