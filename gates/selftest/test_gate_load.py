@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gates.core import gate, harness, ledger, load, prompts, runner, scoring, thresholds, wording
-from gates.core.client import Client, Reply, ServerTrouble
+from gates.core.client import Client, Reply, ServerTrouble, Stream
 from gates.core.errors import GateError
 from gates.core.profile import Profile, get
 from gates.core.scoring import Continuation, Scores
@@ -92,6 +92,7 @@ class _Notes(Client):
 
     def stream(self, path: str, body: Any, **options: Any) -> Any:
         self._note(body["prompt"], body)
+        return Stream(200, [{"choices": [{"text": "x"}]}], [0.0])
 
     def request(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         if path != "/metrics":

@@ -344,7 +344,7 @@ def test_numbered_checks_exist_once() -> None:
     for info in pkgutil.iter_modules(gates.device.__path__):
         suite = getattr(importlib.import_module(f"gates.device.{info.name}"), "SUITE", None)
         numbers += [check.number for check in suite.checks] if suite else []
-    assert sorted(numbers) == list(range(1, 140))
+    assert sorted(numbers) == list(range(1, 142))
 
 
 def test_gate_threads_do_not_keep_the_process() -> None:
