@@ -31,12 +31,14 @@ ALSO_RED: dict[str, dict[str, str]] = {
         "needles": "the value found is written with a doubled digit",
         "ruler-multi-key": "likewise",
         "api-sampling": "a stop string's text is doubled too",
+        "api-stream": "the plain completion no longer equals the stream",
     },
     "marker-in-content": {
         "api-logprobs": "the rows spell the answer without the marker",
         "api-openai-client": "likewise for its schema",
         "api-structured": "a marker after a JSON answer makes it no JSON",
         "api-tool-choice": "two of its checks forbid markup in content",
+        "api-tool-stream": "likewise beside a call that the model chooses",
     },
     "early-stop": {
         "endless-thinking": "nothing is said after the reasoning",
