@@ -74,14 +74,9 @@ def _joined(api: Api) -> None:
 
 @SUITE.check(70, "a stream equals the plain answer")
 def _equal(api: Api) -> None:
-    stream = _forced(api)
-    if stream.finish_reasons() == ["length"]:
+    if _forced(api).finish_reasons() == ["length"]:
         raise Skip("the call was cut off")
-    told = iter([stream])
-    as_plain(
-        lambda: _calls(next(told, None) or _forced(api)),
-        lambda: _plain_calls(api, LONG, tools=[WRITE], tool_choice=FORCED),
-    )
+    as_plain(lambda: _calls(_forced(api)), lambda: _plain_calls(api, LONG, tools=[WRITE], tool_choice=FORCED))
 
 
 def _calls(stream: Any) -> list[tuple[str, str]]:
@@ -173,11 +168,7 @@ def _chosen(api: Api) -> None:
     asked = "What is the weather in Paris in celsius?"
     stream = api.stream(asked, tools=[WEATHER])
     expect(_calls(stream), "no call")
-    told = iter([stream])
-    as_plain(
-        lambda: _calls(next(told, None) or api.stream(asked, tools=[WEATHER])),
-        lambda: _plain_calls(api, asked, tools=[WEATHER]),
-    )
+    as_plain(lambda: _calls(api.stream(asked, tools=[WEATHER])), lambda: _plain_calls(api, asked, tools=[WEATHER]))
     expect(stream.finish_reasons() == ["tool_calls"], f"finish reasons {stream.finish_reasons()}")
     seen: set[int] = set()
     for _, piece in _pieces(stream):
